@@ -1,0 +1,53 @@
+"""What both wires share: facts about redis-py's versions and settings of our own connections. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+
+IO_TIMEOUT = 5.0
+"""Seconds without an answer after which a connection is given up, if the client sets nothing shorter."""
+
+LINE_TIMEOUT = 5.0
+"""Seconds within which a connection of our own must be made and take what is written to it."""
+
+UNDO_SECONDS = 30.0
+"""How long an undo is tried, and an attempt that was given up is remembered as spent."""
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int("".join(filter(str.isdigit, minor)) or 0)
+
+
+REDIS_PY = _version(redis.__version__)
+
+# Before 5.3 a pool wants a command's name, from then on it warns about it.
+GET_CONNECTION_ARGS: tuple[str, ...] = ("EVALSHA",) if REDIS_PY < (5, 3) else ()
+
+_NOT_OURS = ("maint_notifications", "orig_", "oss_cluster", "cache", "retry_on_error", "event_dispatcher")
+
+
+def own_settings(kwargs: dict[str, Any], retry: type, timeout: float) -> dict[str, Any]:
+    """Settings for a connection that is fencekit's own: the client's, but plain RESP2, undecoded, without
+    re-sending, and without the read timeout that would break a long wait."""
+    ours = {name: value for name, value in kwargs.items() if not name.startswith(_NOT_OURS)}
+    ours.update(
+        protocol=2,
+        decode_responses=False,
+        retry=retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        health_check_interval=0,
+        socket_timeout=timeout,
+        socket_connect_timeout=min(kwargs.get("socket_connect_timeout") or timeout, timeout),
+    )
+    if "path" in ours:
+        del ours["socket_connect_timeout"]
+    return ours
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether the server does not know the script (any more)."""
+    return str(error).startswith(("NOSCRIPT", "No matching script"))

@@ -1,0 +1,72 @@
+"""What the locks, guards and gates of one client share: links, heartbeat and waiting room.
+
+Rules this module obeys: a backend belongs to one client, one event loop and one process; it is made
+when first needed and forgotten when nothing uses it, so nothing is inherited over a fork.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from fencekit._sync.heartbeat import Heartbeat
+from fencekit._sync.store import RedisStore
+from fencekit._sync.waiting import WaitingRoom
+from fencekit._lease import Lease
+from fencekit._seam import threads as seam
+from fencekit.keys import KeySpace
+
+_backends: weakref.WeakValueDictionary[tuple[Any, ...], Backend] = weakref.WeakValueDictionary()
+
+
+class Backend:
+    """One client's store, heartbeat and waiting room."""
+
+    def __init__(self, client: Any, keys: KeySpace) -> None:
+        self._client = client
+        link = seam.Link(client)
+        self.store = RedisStore(link, keys)
+        self.heartbeat = Heartbeat(link, self.store)
+        self.room = WaitingRoom(link)
+        self._held: weakref.WeakValueDictionary[bytes, Lease] = weakref.WeakValueDictionary()
+
+    def keep_in_mind(self, lease: Lease) -> None:
+        """Remember who holds this here, to notice a holder that waits for itself."""
+        for subject in lease.subjects:
+            self._held[subject.key] = lease
+
+    def waits_for_itself(self, key: bytes) -> bool:
+        """Whether the task or thread that asks holds this already."""
+        lease = self._held.get(key)
+        return lease is not None and lease.alive and lease.task is seam.current_task()
+
+
+class Backends:
+    """Finds the backend of a client for whoever asks now: this loop, this process."""
+
+    def __init__(self, client: Any, prefix: str, user: str) -> None:
+        seam.check_client(client, user)
+        self.keys = KeySpace(prefix)
+        self._client = client
+        self._prefix = prefix
+        self._identity: tuple[int, int, int] | None = None
+        self._backend: Backend | None = None
+
+    def get(self) -> Backend:
+        """The backend to use now."""
+        identity = seam.identity(self._client)
+        if self._backend is not None and identity == self._identity:
+            return self._backend
+        seam.check_adopted(self._client)
+        name = (*identity, self._prefix)
+        backend = _backends.get(name)
+        if backend is None:
+            backend = _backends[name] = Backend(self._client, self.keys)
+        self._identity, self._backend = identity, backend
+        return backend
+
+    @property
+    def client(self) -> Any:
+        """The client that was given."""
+        return self._client
+

@@ -1,0 +1,164 @@
+"""One background worker per client that renews every lease that is due.
+
+Rules this module obeys:
+
+* What is due together travels together: one script call per batch, per slot on a Cluster.
+* Each request has a bounded time. A batch that failed is tried again in smaller ones, healthy leases
+  first, so that one renewal that hangs costs its own lease only.
+* Leases are held weakly: a dropped handle is not renewed. The worker ends with the last lease.
+* Only the server's word or the lease's own deadline ends a lease; an error makes it unsure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+from fencekit import _policy
+from fencekit._sync.store import RedisStore
+from fencekit._lease import Lease, Subject
+from fencekit._seam import threads as seam
+from fencekit.events import logger
+from fencekit.keys import key_slot
+
+BATCH = 256
+"""Leases in one script call: about a millisecond of the server's time."""
+
+
+class Heartbeat:
+    """Keeps leases alive until they are removed, lost or dropped."""
+
+    def __init__(self, link: seam.Link, store: RedisStore) -> None:
+        self._link = link
+        self._store = store
+        self._mutex = _policy.Mutex()
+        self._due: list[tuple[float, int, weakref.ref[Lease]]] = []
+        self._kept: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._order = count()
+        self._wake = seam.Event()
+        self._worker: seam.Worker | None = None
+
+    def add(self, lease: Lease) -> None:
+        """Renew this lease from now on. Call it before the grant is handed out."""
+        with self._mutex:
+            self._kept.add(lease)
+            sooner = not self._due or lease.next_beat < self._due[0][0]
+            self._push(lease)
+            if self._worker is None:
+                self._wake.clear()
+                self._worker = seam.Worker(self._run, "heartbeat")
+            elif sooner:
+                self._wake.set()
+
+    def remove(self, lease: Lease) -> None:
+        """Do not renew this lease any more. Call it before the release is sent."""
+        with self._mutex:
+            self._kept.discard(lease)
+
+    def _push(self, lease: Lease) -> None:
+        moment = min(lease.next_beat, lease.deadline)
+        heapq.heappush(self._due, (moment, next(self._order), weakref.ref(lease)))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._wake.wait(self._until_next())
+                self._wake.clear()
+                self._beat(self._take())
+                if self._finished():
+                    return
+        except Exception:
+            logger.exception("the fencekit heartbeat stopped; leases are not renewed any more")
+            raise
+        finally:
+            self._worker = None
+            self._link.rest()
+
+    def _until_next(self) -> float:
+        with self._mutex:
+            return max(0.0, self._due[0][0] - _policy.now()) if self._due else 0.0
+
+    def _finished(self) -> bool:
+        with self._mutex:
+            if self._kept:
+                return False
+            self._due.clear()
+            self._worker = None
+            return True
+
+    def _take(self) -> list[Lease]:
+        """The leases that are due, and those due so soon that they may as well come along."""
+        moment = _policy.now()
+        taken: dict[Lease, None] = {}
+        with self._mutex:
+            while self._due:
+                lease = self._due[0][2]()
+                if lease is None or lease not in self._kept:
+                    heapq.heappop(self._due)
+                    continue
+                if self._due[0][0] > moment + lease.ttl / 12:
+                    break
+                heapq.heappop(self._due)
+                taken[lease] = None
+        return [lease for lease in taken if self._wanted(lease, moment)]
+
+    def _wanted(self, lease: Lease, moment: float) -> bool:
+        if not lease.alive:
+            self.remove(lease)
+            return False
+        if lease.renew_until is not None and moment >= lease.renew_until:
+            # The cap is reached: let the lease lapse, and be there to say so.
+            with self._mutex:
+                lease.next_beat = lease.deadline
+                self._push(lease)
+            return False
+        return True
+
+    def _beat(self, leases: list[Lease]) -> None:
+        lost: dict[Lease, str] = {}
+        failed: dict[Lease, Exception] = {}
+        sent: dict[Lease, float] = {}
+        for pairs in self._batches(leases):
+            budget = min(lease.ttl for lease, _ in pairs) / 6
+            try:
+                reasons, when = self._store.renew(pairs, deadline=_policy.now() + budget)
+            except Exception as error:  # could not ask: unsure, never lost
+                failed.update((lease, error) for lease, _ in pairs)
+                continue
+            for (lease, _), reason in zip(pairs, reasons, strict=True):
+                sent[lease] = min(when, sent.get(lease, when))
+                if reason is not None:
+                    lost[lease] = reason
+        for lease in leases:
+            self._conclude(lease, lost.get(lease), failed.get(lease), sent.get(lease))
+
+    def _conclude(
+        self, lease: Lease, lost: str | None, failed: Exception | None, sent: float | None
+    ) -> None:
+        if lost is not None:
+            if not lease.leaving:
+                lease.lose(lost)
+        elif failed is not None:
+            lease.renewal_failed(failed)
+        elif sent is not None:
+            lease.renewed(sent)
+        with self._mutex:
+            if lease in self._kept:
+                self._push(lease)
+
+    def _batches(self, leases: Iterable[Lease]) -> Iterator[list[tuple[Lease, Subject]]]:
+        """Pairs that travel in one call: healthy ones in large batches, doubtful ones behind, in small ones."""
+        groups: dict[tuple[int, int], list[tuple[Lease, Subject]]] = {}
+        for lease in leases:
+            for subject in lease.subjects:
+                slot = key_slot(subject.key) if self._link.clustered else 0
+                groups.setdefault((lease.failures, slot), []).append((lease, subject))
+        for failures, slot in sorted(groups):
+            pairs = groups[failures, slot]
+            size = max(1, BATCH >> (2 * min(failures, 4)))
+            if failures and size >= len(pairs):
+                size = max(1, len(pairs) // 4)
+            for start in range(0, len(pairs), size):
+                yield pairs[start : start + size]

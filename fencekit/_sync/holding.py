@@ -1,0 +1,72 @@
+"""A block under a lease: renewed while it runs, cancelled when it is lost, given back at its end.
+
+Rules this module obeys: leaving never replaces the body's own exception or cancellation, and is
+bounded in time; a lease that is known to be lost is not given back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from fencekit._lease import Lease
+from fencekit._seam import threads as seam
+from fencekit.errors import LeaseLost
+from fencekit.events import ReleaseFailed, logger
+from fencekit.records import LeaseState
+
+LEAVE_SECONDS = 5.0
+"""The longest that leaving a block waits for its release."""
+
+
+class Guarded:
+    """The lease of one block."""
+
+    def __init__(self, lease: Lease, heartbeat: Any) -> None:
+        self._lease = lease
+        self._heartbeat = heartbeat
+        self._scope = seam.Scope()
+        self._scope.__enter__()
+        lease.on_loss(self._scope.cancel)
+        heartbeat.add(lease)
+
+    def close(self, exc: tuple[Any, Any, Any]) -> bool:
+        """End the block; true if it was cut short for the loss of its lease."""
+        return self._scope.__exit__(*exc)
+
+    def leave(self, give_back: Any, *, though_late: bool = False) -> LeaseLost | None:
+        """Stop renewing and give back; how the lease was lost, if it was.
+
+        `though_late` tries also when only the own clock has given the lease up.
+        """
+        lease = self._lease
+        self._heartbeat.remove(lease)
+        if lease.inherited or lease.state is LeaseState.RELEASED:
+            return None
+        try:
+            if not (though_late and lease.lapsed):
+                lease.check()
+            seam.protected(give_back, min(LEAVE_SECONDS, lease.ttl))
+        except LeaseLost as loss:
+            return loss
+        except (RedisError, OSError, TimeoutError) as error:
+            logger.warning(
+                "%r (token %d) could not be given back (%s); its lease ends by itself within %.3f s",
+                lease.name, lease.token, error, lease.ttl,
+            )  # fmt: skip
+            lease.tell(ReleaseFailed(lease.name, lease.token, str(error)))
+        return None
+
+
+class ThreadBeats:
+    """Renews by a thread, with a blocking client of its own."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        from fencekit._sync.backend import Backends as BlockingBackends  # noqa: PLC0415 - the twin
+
+        self._backends = BlockingBackends(client, prefix, "heartbeat=")
+
+    def get(self) -> Any:
+        """The heartbeat of this process."""
+        return self._backends.get().heartbeat

