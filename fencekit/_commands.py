@@ -1,7 +1,7 @@
-"""Records Redis commands for a fenced pipeline: their words as bytes, and which of them are keys. No I/O.
+"""Records Redis commands for a fenced pipeline: their words, and which of them are keys. No I/O.
 
-Rules this module obeys: every key that a script touches is declared, so a command whose keys are not
-known here is refused, with the way out in the error.
+Rules this module obeys: every key that a script touches is declared, so a command whose keys are
+not known here is refused, with the way out in the error.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ MOST_WORDS = 7000
 
 _FIRST = frozenset(
     """
-    APPEND BITCOUNT BITFIELD DECR DECRBY EXPIRE EXPIREAT GEOADD GEODIST GEOHASH GEOPOS GET GETBIT GETDEL
-    GETEX GETRANGE GETSET HDEL HEXISTS HEXPIRE HGET HGETALL HGETDEL HGETEX HINCRBY HINCRBYFLOAT HKEYS HLEN
-    HMGET HMSET HPERSIST HPEXPIRE HPTTL HSET HSETEX HSETNX HSTRLEN HTTL HVALS INCR INCRBY INCRBYFLOAT
-    LINDEX LINSERT LLEN LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET LTRIM PERSIST PEXPIRE PEXPIREAT PFADD
-    PSETEX PTTL RESTORE RPOP RPUSH RPUSHX SADD SCARD SET SETBIT SETEX SETNX SETRANGE SISMEMBER SMEMBERS
-    SMISMEMBER SPOP SRANDMEMBER SREM STRLEN TTL TYPE XACK XADD XAUTOCLAIM XCLAIM XDEL XLEN XRANGE XREVRANGE
-    XTRIM ZADD ZCARD ZCOUNT ZINCRBY ZLEXCOUNT ZMSCORE ZPOPMAX ZPOPMIN ZRANGE ZRANGEBYLEX ZRANGEBYSCORE
-    ZRANK ZREM ZREMRANGEBYLEX ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANK ZSCORE
+    APPEND BITCOUNT BITFIELD DECR DECRBY EXPIRE EXPIREAT GEOADD GEODIST GEOHASH GEOPOS GET
+    GETBIT GETDEL GETEX GETRANGE GETSET HDEL HEXISTS HEXPIRE HGET HGETALL HGETDEL HGETEX HINCRBY
+    HINCRBYFLOAT HKEYS HLEN HMGET HMSET HPERSIST HPEXPIRE HPTTL HSET HSETEX HSETNX HSTRLEN HTTL
+    HVALS INCR INCRBY INCRBYFLOAT LINDEX LINSERT LLEN LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET
+    LTRIM PERSIST PEXPIRE PEXPIREAT PFADD PSETEX PTTL RESTORE RPOP RPUSH RPUSHX SADD SCARD SET
+    SETBIT SETEX SETNX SETRANGE SISMEMBER SMEMBERS SMISMEMBER SPOP SRANDMEMBER SREM STRLEN TTL
+    TYPE XACK XADD XAUTOCLAIM XCLAIM XDEL XLEN XRANGE XREVRANGE XTRIM ZADD ZCARD ZCOUNT ZINCRBY
+    ZLEXCOUNT ZMSCORE ZPOPMAX ZPOPMIN ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYLEX
+    ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANK ZSCORE
     """.split()
 )
 _ALL = frozenset(
-    "DEL EXISTS MGET PFCOUNT PFMERGE SDIFF SDIFFSTORE SINTER SINTERSTORE SUNION SUNIONSTORE TOUCH UNLINK".split()
+    """
+    DEL EXISTS MGET PFCOUNT PFMERGE SDIFF SDIFFSTORE SINTER SINTERSTORE SUNION SUNIONSTORE TOUCH
+    UNLINK
+    """.split()
 )
 _PAIRS = frozenset("MSET MSETNX".split())
 _TWO = frozenset("COPY LMOVE RENAME RENAMENX RPOPLPUSH SMOVE ZRANGESTORE".split())
@@ -42,7 +46,9 @@ def encode(value: Any) -> bytes:
         return bytes(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return repr(value).encode()
-    raise TypeError(f"Redis takes text, bytes and numbers, not {type(value).__name__}: encode it first")
+    raise TypeError(
+        f"Redis takes text, bytes and numbers, not {type(value).__name__}: encode it first"
+    )
 
 
 def _keys_of(words: Sequence[bytes]) -> list[bytes]:
@@ -58,20 +64,23 @@ def _keys_of(words: Sequence[bytes]) -> list[bytes]:
     if name in _PAIRS:
         return list(words[1::2])
     raise ValueError(
-        f"{name} is not known to the fenced pipeline: use command({name!r}, ..., keys=[...]) and name "
-        "the keys it touches"
+        f"{name} is not known to the fenced pipeline: use raw({name!r}, ..., keys=[...]) and "
+        "name the keys it touches"
     )
 
 
-class Recorder(CoreCommands):  # type: ignore[type-arg]
-    """Has redis-py's methods for commands; each call is noted instead of sent, and returns the recorder."""
+class Recorder(CoreCommands):
+    """Has redis-py's methods for commands; each call is noted and returns the recorder."""
+
+    _event_dispatcher: Any = None  # redis-py's mixin asks for one
 
     def __init__(self) -> None:
-        self.commands: list[tuple[bytes, ...]] = []
-        self.keys: dict[bytes, None] = {}
+        self._noted: list[tuple[bytes, ...]] = []
+        self._touched: dict[bytes, None] = {}
+        self._words = 0
 
     def __len__(self) -> int:
-        return len(self.commands)
+        return len(self._noted)
 
     def __bool__(self) -> bool:
         return True
@@ -85,21 +94,22 @@ class Recorder(CoreCommands):  # type: ignore[type-arg]
             raise ValueError(f"{args[0]} names no key")
         return self._note(words, _keys_of(words))
 
-    def command(self, *words: Any, keys: Iterable[Any]) -> Any:
+    def raw(self, *words: Any, keys: Iterable[Any]) -> Any:
         """Note any command, with the keys that it touches."""
         if not words:
             raise ValueError("a command has at least its name")
         return self._note(tuple(map(encode, words)), list(map(encode, keys)))
 
     def _note(self, words: tuple[bytes, ...], keys: Iterable[bytes]) -> Recorder:
-        noted = sum(len(known) + 1 for known in self.commands)
-        if noted + len(words) + 1 > MOST_WORDS:
+        if self._words + len(words) + 1 > MOST_WORDS:
             raise ValueError(f"a fenced pipeline has at most {MOST_WORDS} words: split it")
-        self.commands.append(words)
-        self.keys.update(dict.fromkeys(keys))
+        self._words += len(words) + 1
+        self._noted.append(words)
+        self._touched.update(dict.fromkeys(keys))
         return self
 
-    def clear(self) -> None:
-        """Forget what was noted."""
-        self.commands.clear()
-        self.keys.clear()
+    def _take(self) -> tuple[list[tuple[bytes, ...]], list[bytes]]:
+        """What was noted and the keys it touches; forgotten here."""
+        noted, touched = self._noted, list(self._touched)
+        self._noted, self._touched, self._words = [], {}, 0
+        return noted, touched

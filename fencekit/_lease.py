@@ -19,7 +19,6 @@ from fencekit.errors import LeaseLost
 from fencekit.events import Event, LeaseInDanger, Listeners, Lost, RenewalFailed, Renewed, logger
 from fencekit.records import LeaseState
 
-
 LAPSED = "its deadline passed without a renewal"
 
 
@@ -140,7 +139,9 @@ class Lease:
             self._state = LeaseState.UNSURE
             self.failures += 1
             moment = _policy.now()
-            self.next_beat = moment + _policy.pause(self.failures, base=self.ttl / 50, most=self.ttl / 10)
+            self.next_beat = moment + _policy.pause(
+                self.failures, base=self.ttl / 50, most=self.ttl / 10
+            )
             remaining = self.deadline - moment
             danger = not self._warned and remaining < self.ttl / 3
             self._warned = self._warned or danger

@@ -34,9 +34,11 @@ class Script:
     def __init__(self, name: str) -> None:
         folder = files("fencekit") / "lua"
         self.name = name
-        self.source = (folder / "_prelude.lua").read_text("utf-8") + "\n" + (
-            folder / f"{name}.lua"
-        ).read_text("utf-8")
+        self.source = (
+            (folder / "_prelude.lua").read_text("utf-8")
+            + "\n"
+            + (folder / f"{name}.lua").read_text("utf-8")
+        )
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         self._head = word(b"EVALSHA") + word(self.digest.encode())
         self.load = command(b"SCRIPT", b"LOAD", self.source.encode())
@@ -136,9 +138,7 @@ def release(
 def break_(
     lock: bytes, fence: bytes, channel: bytes, *, reason: bytes, retention: float, remember: float
 ) -> Call:
-    return Call(
-        SCRIPTS["break"], (lock, fence), (reason, _ms(retention), _ms(remember), channel)
-    )
+    return Call(SCRIPTS["break"], (lock, fence), (reason, _ms(retention), _ms(remember), channel))
 
 
 def inspect(lock: bytes, fence: bytes, channel: bytes) -> Call:
@@ -182,9 +182,7 @@ def settle(
     return Call(SCRIPTS["settle"], keys, args)
 
 
-def unclaim(
-    keys: Sequence[bytes], *, nonce: bytes, spent: float, done: bytes, free: bytes
-) -> Call:
+def unclaim(keys: Sequence[bytes], *, nonce: bytes, spent: float, done: bytes, free: bytes) -> Call:
     return Call(SCRIPTS["unclaim"], keys, (nonce, _ms(spent), done, free))
 
 
@@ -192,9 +190,7 @@ def job(key: bytes) -> Call:
     return Call(SCRIPTS["job"], (key,), ())
 
 
-def clear(
-    key: bytes, *, resolve: bool, kept: bytes | None, ttl: float | None, done: bytes
-) -> Call:
+def clear(key: bytes, *, resolve: bool, kept: bytes | None, ttl: float | None, done: bytes) -> Call:
     args = (
         b"resolve" if resolve else b"clear",
         b"0" if kept is None else b"1",

@@ -117,9 +117,7 @@ def describe(error: BaseException | None) -> bytes:
     return json.dumps(what).encode()
 
 
-def revive(
-    kept: dict[str, Any], types: tuple[type[Exception], ...]
-) -> Exception | None:
+def revive(kept: dict[str, Any], types: tuple[type[Exception], ...]) -> Exception | None:
     """The remembered failure as an exception, if its type is one that the caller named."""
     for kind in types:
         if _name(kind) == kept.get("type"):

@@ -132,7 +132,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """An attempt failed; ``remembered`` says whether the failure stands or the job may run again."""
+    """An attempt failed; ``remembered`` says whether that stands or the job may run again."""
 
     token: int
     remembered: bool

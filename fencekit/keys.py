@@ -185,28 +185,20 @@ class _Target:
         if isinstance(only, (str, bytes)):
             raise TypeError(f"only must be a tuple of argument names, not {only!r}: add a comma")
         extra = self._keyword_extras(arguments)
-        chosen: dict[str, Any] = {}
-        for name in only:
-            if name in arguments:
-                chosen[name] = arguments[name]
-            elif extra is None:
-                raise TypeError(
-                    f"only= names {name!r}, but the arguments of {self.qualname} are "
-                    f"{', '.join(arguments) or 'none'}"
-                )
-            elif name in extra:
-                chosen[name] = extra[name]
-            else:
-                raise CanonicalizeError(
-                    f"only= names argument {name!r}, which this call of {self.name} does not pass",
-                    path=name,
-                )
+        known = {**(extra or {}), **arguments}
+        chosen = {name: known.get(name) for name in only}
+        for name in sorted(chosen.keys() - known.keys()):
+            message = (
+                f"only= names argument {name!r}, which this call of {self.name} does not have "
+                f"among {', '.join(known) or 'none'}"
+            )
+            raise TypeError(message) if extra is None else CanonicalizeError(message, path=name)
         if chosen and all(map(_is_nothing, chosen.values())):
-            names = ", ".join(chosen)
+            path = ", ".join(chosen)
             raise CanonicalizeError(
-                f"argument {names} of {self.name} is None or blank, and unrelated calls would "
+                f"argument {path} of {self.name} is None or blank, and unrelated calls would "
                 "share the key: check the call, or choose other arguments with only=",
-                path=names,
+                path=path,
             )
         return chosen
 

@@ -121,7 +121,7 @@ class FenceToken:
         >>> FenceToken.from_header("v1;lock;42;order%207").resource
         'order 7'
         """
-        version, kind, value, resource = _header_parts(text, 4)
+        _, kind, value, resource = _header_parts(text, 4)
         return cls(_digits(value), unquote(resource, errors="strict"), kind)
 
 
@@ -228,7 +228,8 @@ class Claim:
     """What ``begin`` answered for a job, and the right to finish it if it was begun.
 
     ``attempts`` counts every start of the job, this one included. ``result`` is the remembered
-    result when ``has_result``. ``holder`` and ``retry_after`` (seconds) describe whoever runs the job.
+    result when ``has_result``. ``holder`` and ``retry_after`` (seconds) describe whoever runs the
+    job.
     """
 
     key: str
@@ -300,9 +301,10 @@ class LockInfo:
 class Durability:
     """How many replicas must have a grant before it is handed out.
 
-    With ``disk=True`` their append-only files must have it (WAITAOF, Redis 7.2+; the primary's
-    own disk counts as one). ``timeout`` is in seconds. A grant that falls short is released and
-    ``DurabilityNotReached`` raised, unless ``required=False``: then the handle says what was reached.
+    With ``disk=True`` their append-only files must have it (WAITAOF, Redis 7.2+; the primary's own
+    disk counts as one). ``timeout`` is in seconds. A grant that falls short is released and
+    ``DurabilityNotReached`` raised, unless ``required=False``: then the handle says what was
+    reached.
     """
 
     replicas: int = 1

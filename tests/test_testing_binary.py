@@ -112,9 +112,7 @@ def test_a_named_server_that_is_no_program_is_an_error(
         find_server()
 
 
-def test_a_server_that_hangs_is_passed_over(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_is_passed_over(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*args: object, **options: object) -> None:
         raise subprocess.TimeoutExpired("it", 10)
 

@@ -36,7 +36,7 @@ from fencekit.testing._binary import check_server
 from fencekit.testing._process import OwnProcess, answers, free_port, new_folder, quoted
 
 ONCE = Retry(NoBackoff(), 0)
-PASSWORD = 'p "w\\ä\n#\''
+PASSWORD = "p \"w\\ä\n#'"
 
 
 def binaries() -> list[ServerBinary]:
@@ -109,20 +109,20 @@ def test_started_again_after_stop_it_is_a_new_server(binary: ServerBinary) -> No
 def test_kill_and_restart_keep_what_was_written_to_aof(
     binary: ServerBinary, persistence: str
 ) -> None:
-    with RedisServer(binary=binary, persistence=persistence) as server:  # type: ignore[arg-type]
-        with server.client() as client:
-            client.set("k", "v", px=100_000)
-            client.incr("fence")
-            port, pid = server.port, server.pid
-            server.kill()
-            assert not server.alive
-            assert not exists(pid)
-            assert server.restart() is server
-            assert server.port == port
-            assert server.pid != pid
-            assert client.get("k") == b"v"
-            assert client.incr("fence") == 2
-            assert 90_000 < client.pttl("k") <= 100_000
+    server = RedisServer(binary=binary, persistence=persistence)  # type: ignore[arg-type]
+    with server, server.client() as client:
+        client.set("k", "v", px=100_000)
+        client.incr("fence")
+        port, pid = server.port, server.pid
+        server.kill()
+        assert not server.alive
+        assert not exists(pid)
+        assert server.restart() is server
+        assert server.port == port
+        assert server.pid != pid
+        assert client.get("k") == b"v"
+        assert client.incr("fence") == 2
+        assert 90_000 < client.pttl("k") <= 100_000
 
 
 def test_restart_of_a_running_server_is_a_clean_one(binary: ServerBinary) -> None:
@@ -343,9 +343,9 @@ def test_another_process_on_the_port_does_not_count_as_ready() -> None:
 
 
 def test_a_server_with_a_password_of_its_own_config_is_ready(binary: ServerBinary) -> None:
-    with RedisServer(binary=binary, config="requirepass other\nhz 20") as server:
-        with server.client(password="other") as client:
-            assert client.config_get("hz") == {"hz": "20"}
+    server = RedisServer(binary=binary, config="requirepass other\nhz 20")
+    with server, server.client(password="other") as client:
+        assert client.config_get("hz") == {"hz": "20"}
 
 
 # -- settings ------------------------------------------------------------------------------------
@@ -425,9 +425,9 @@ def test_full_memory_refuses_or_evicts_as_the_policy_says(binary: ServerBinary) 
 def test_a_folder_of_yours_keeps_the_data(binary: ServerBinary, tmp_path: Path) -> None:
     folder = tmp_path / "with space" / "data"
     for expected in (1, 2):
-        with RedisServer(binary=binary, persistence="aof-always", directory=folder) as server:
-            with server.client() as client:
-                assert client.incr("starts") == expected
+        server = RedisServer(binary=binary, persistence="aof-always", directory=folder)
+        with server, server.client() as client:
+            assert client.incr("starts") == expected
     assert not {"conf", "log"} & {path.name for path in folder.iterdir()}
 
 

@@ -69,4 +69,3 @@ class Backends:
     def client(self) -> Any:
         """The client that was given."""
         return self._client
-

@@ -9,8 +9,8 @@ from fencekit import _policy, _replies, _terms
 from fencekit._async.claiming import STATES, Claiming
 from fencekit._async.lock import AsyncLock
 from fencekit._async.runs import AsyncRun, Function, call_once
-from fencekit._seam import aio as seam
 from fencekit._codec import Codec, JsonCodec
+from fencekit._seam import aio as seam
 from fencekit._terms import DEFAULT_LEASE, DEFAULT_TTL, MISSING, Duration, OnLapse, Terms, describe
 from fencekit.errors import IdempotencyNotOwned, IdempotencyResultMissing
 from fencekit.events import Finished, Listener
@@ -22,11 +22,11 @@ class AsyncGuard:
     """A named job is started once; a redelivery gets the remembered result.
 
     ``client`` is a redis-py client (standalone, Sentinel or Cluster). ``prefix`` starts every key.
-    ``owner_id`` is a label for this worker (default: one for each process). ``label`` is what others
-    see of a holder. ``timeout`` is for how many seconds a call is tried again while Redis cannot be
-    reached. ``max_result`` is the most bytes of a remembered result; ``codec`` turns results into
-    bytes and back (JSON). ``listeners`` get typed events. ``heartbeat`` is a blocking ``redis.Redis``
-    client, to renew claims by a thread.
+    ``owner_id`` is a label for this worker (default: one for each process). ``label`` is what
+    others see of a holder. ``timeout`` is for how many seconds a call is tried again while Redis
+    cannot be reached. ``max_result`` is the most bytes of a remembered result; ``codec`` turns
+    results into bytes and back (JSON). ``listeners`` get typed events. ``heartbeat`` is a blocking
+    ``redis.Redis`` client, to renew claims by a thread.
 
     Errors: ``TypeError`` for the wrong client, ``ValueError`` for a bad prefix or duration.
 
@@ -63,7 +63,7 @@ class AsyncGuard:
 
     @property
     def owner_id(self) -> str:
-        """The label under which this guard begins jobs; another one in every process unless chosen."""
+        """The label under which this guard begins jobs; one for each process unless chosen."""
         return self._claiming.owner
 
     # A plain start: no lease, no takeover within ttl
@@ -86,8 +86,9 @@ class AsyncGuard:
     ) -> BeginOutcome:
         """Start the job, or take over a start whose worker holds ``lock_resource`` no more.
 
-        The lock is asked about, not taken: acquire it before working. On a Cluster the two questions
-        are two steps, and a lock acquired between them does not keep the job from being taken over.
+        The lock is asked about, not taken: acquire it before working. On a Cluster the two
+        questions are two steps, and a lock acquired between them does not keep the job from being
+        taken over.
 
         >>> outcome = await guard.try_begin_or_reclaim(
         ...     "report:2", lock=lock, lock_resource="report-2", ttl=60
@@ -128,9 +129,10 @@ class AsyncGuard:
     ) -> None:
         """Complete a job that this guard started with ``try_begin`` or ``try_begin_or_reclaim``.
 
-        ``result`` is remembered if given (None is a result). ``ttl`` is how long from now; default: as
-        long as the start said. Raises ``IdempotencyNotOwned`` when the job is not this guard's any more,
-        ``CanonicalizeError`` or ``ResultTooLarge`` for a result that cannot be remembered.
+        ``result`` is remembered if given (None is a result). ``ttl`` is how long from now; default:
+        as long as the start said. Raises ``IdempotencyNotOwned`` when the job is not this guard's
+        any more, ``CanonicalizeError`` or ``ResultTooLarge`` for a result that cannot be
+        remembered.
 
         >>> await guard.try_begin("report:3", ttl=60)
         True
@@ -168,14 +170,15 @@ class AsyncGuard:
         """Start the job, or say why not: one round trip.
 
         ``ttl`` is how long the job is remembered, ``lease`` after how long a dead worker's job is
-        taken over (both seconds or timedelta). A started claim is renewed until ``finish``, ``fail``
-        or until it is dropped. ``lock`` names a resource to take in the same step; then the claim's
-        token is that resource's. ``fingerprint`` identifies the input: another one under the same key
-        raises ``IdempotencyConflict``. After ``max_attempts`` starts without an end the job counts as
-        failed. ``on_lapse="block"`` asks a human after a crash instead of starting again.
+        taken over (both seconds or timedelta). A started claim is renewed until ``finish``,
+        ``fail`` or until it is dropped. ``lock`` names a resource to take in the same step; then
+        the claim's token is that resource's. ``fingerprint`` identifies the input: another one
+        under the same key raises ``IdempotencyConflict``. After ``max_attempts`` starts without an
+        end the job counts as failed. ``on_lapse="block"`` asks a human after a crash instead of
+        starting again.
 
-        Look at ``claim.started`` and ``claim.outcome``. Raises ``LockNotAcquired`` when somebody else holds
-        ``lock``.
+        Look at ``claim.started`` and ``claim.outcome``. Raises ``LockNotAcquired`` when somebody
+        else holds ``lock``.
 
         >>> claim = await guard.begin("report:4", ttl=60, lease=10)
         >>> claim.started, claim.attempts
@@ -184,9 +187,7 @@ class AsyncGuard:
         >>> (await guard.begin("report:4")).result
         {'pages': 3}
         """
-        terms = _terms.leased(
-            key, ttl, lease, lock, fingerprint, max_attempts, on_lapse
-        )
+        terms = _terms.leased(key, ttl, lease, lock, fingerprint, max_attempts, on_lapse)
         return await self._claiming.begin(terms)
 
     async def finish(
@@ -194,9 +195,10 @@ class AsyncGuard:
     ) -> None:
         """Complete the job, remember the result and free the claim's lock: one round trip.
 
-        ``ttl`` is how long the job is remembered from now; default: as ``begin`` said. A late completion
-        that nobody overtook counts. Raises ``IdempotencyNotOwned`` (with the newer result, if there is
-        one) when somebody did, ``CanonicalizeError`` or ``ResultTooLarge`` before anything is sent.
+        ``ttl`` is how long the job is remembered from now; default: as ``begin`` said. A late
+        completion that nobody overtook counts. Raises ``IdempotencyNotOwned`` (with the newer
+        result, if there is one) when somebody did, ``CanonicalizeError`` or ``ResultTooLarge``
+        before anything is sent.
 
         >>> claim = await guard.begin("report:5")
         >>> await guard.finish(claim)
@@ -217,8 +219,9 @@ class AsyncGuard:
     ) -> None:
         """End the attempt without a result: one round trip.
 
-        With ``retry`` (the default) the job may be started again at once; its attempts stay counted. Without,
-        the failure is remembered for ``ttl`` from now and the job is not started again before.
+        With ``retry`` (the default) the job may be started again at once; its attempts stay
+        counted. Without, the failure is remembered for ``ttl`` from now and the job is not started
+        again before.
 
         >>> claim = await guard.begin("report:6")
         >>> await guard.fail(claim, ValueError("no input"))
@@ -240,14 +243,16 @@ class AsyncGuard:
         None
         """
         check_name(key)
-        record = await self._claiming.backends.get().store.job(key, deadline=self._claiming.deadline())
+        record = await self._claiming.backends.get().store.job(
+            key, deadline=self._claiming.deadline()
+        )
         return None if record is None else STATES[record.state]
 
     async def get_result(self, key: str) -> Any:
         """The remembered result.
 
-        Raises ``IdempotencyResultMissing``, whose text and ``state`` tell an absent job from a pending
-        one, a failed one, and one that was completed without a stored result.
+        Raises ``IdempotencyResultMissing``, whose text and ``state`` tell an absent job from a
+        pending one, a failed one, and one that was completed without a stored result.
 
         >>> claim = await guard.begin("report:8")
         >>> await guard.finish(claim, None)
@@ -255,7 +260,9 @@ class AsyncGuard:
         None
         """
         check_name(key)
-        record = await self._claiming.backends.get().store.job(key, deadline=self._claiming.deadline())
+        record = await self._claiming.backends.get().store.job(
+            key, deadline=self._claiming.deadline()
+        )
         state = "" if record is None else record.state
         if record is not None and state == "d" and record.kept is not None:
             return self._claiming.codec.decode(record.kept)
@@ -271,7 +278,7 @@ class AsyncGuard:
         )
 
     async def clear(self, key: str) -> None:
-        """Forget the job, so that it may be started again; a completion of an older start is refused.
+        """Forget the job, so that it may start again; a completion of an older start is refused.
 
         >>> await guard.clear("report:9")
         """
@@ -286,13 +293,14 @@ class AsyncGuard:
     ) -> None:
         """Say that a job whose outcome is unknown did happen, and with which result.
 
-        Only for jobs begun with ``on_lapse="block"`` whose worker died; if it did not happen, ``clear``
-        it. Raises ``IdempotencyNotOwned`` when the outcome is not unknown.
+        Only for jobs begun with ``on_lapse="block"`` whose worker died; if it did not happen,
+        ``clear`` it. Raises ``IdempotencyNotOwned`` when the outcome is not unknown.
 
         >>> await guard.resolve("report:10")
         Traceback (most recent call last):
         ...
-        fencekit.errors.IdempotencyNotOwned: the outcome of 'report:10' is not unknown: nothing to resolve
+        fencekit.errors.IdempotencyNotOwned: the outcome of 'report:10' is not unknown: nothing to
+        resolve
         """
         check_name(key)
         life = None if ttl is None else _policy.seconds(ttl, "ttl")
@@ -323,21 +331,20 @@ class AsyncGuard:
         """Run the job's body in a block that is entered only by the one who may.
 
         Raises ``IdempotencyAlreadyDone`` (with the result), ``IdempotencyInProgress``,
-        ``IdempotencyFailed``, ``IdempotencyOutcomeUnknown`` or ``LockNotAcquired`` instead of running the
-        body. Set ``job.result`` in the block to have it remembered. **An exception frees the key for
-        another attempt, so what the body did before it may be done again**; exceptions of the types in
-        ``remember`` are kept instead. ``max_hold`` ends the renewals after so long. When the claim is
-        lost, a body in an event loop is cancelled and ``LeaseLost`` raised; a body in a thread asks
-        ``job.check()``. ``ttl`` counts from the end of the run.
+        ``IdempotencyFailed``, ``IdempotencyOutcomeUnknown`` or ``LockNotAcquired`` instead of
+        running the body. Set ``job.result`` in the block to have it remembered. **An exception
+        frees the key for another attempt, so what the body did before it may be done again**;
+        exceptions of the types in ``remember`` are kept instead. ``max_hold`` ends the renewals
+        after so long. When the claim is lost, a body in an event loop is cancelled and
+        ``LeaseLost`` raised; a body in a thread asks ``job.check()``. ``ttl`` counts from the end
+        of the run.
 
         >>> async with guard.run("report:11", ttl=60) as job:
         ...     job.result = job.attempts
         >>> await guard.get_result("report:11")
         1
         """
-        terms = _terms.leased(
-            key, ttl, lease, lock, fingerprint, max_attempts, on_lapse, max_hold
-        )
+        terms = _terms.leased(key, ttl, lease, lock, fingerprint, max_attempts, on_lapse, max_hold)
         return AsyncRun(self._claiming, terms, _terms.policy(remember, 0))
 
     async def once(
@@ -357,20 +364,18 @@ class AsyncGuard:
     ) -> Any:
         """Call the function once for this key, or return what it returned then.
 
-        Waits for whoever runs it now, for ``wait`` (None: until it is done or its lease ran out, when
-        this caller takes over). A remembered exception is raised again, as its own type if that is in
-        ``remember``. The other settings are those of ``run``.
+        Waits for whoever runs it now, for ``wait`` (None: until it is done or its lease ran out,
+        when this caller takes over). A remembered exception is raised again, as its own type if
+        that is in ``remember``. The other settings are those of ``run``.
 
-        Raises what ``run`` raises, except ``IdempotencyAlreadyDone``; ``IdempotencyInProgress`` after
-        ``wait``; ``IdempotencyReentered`` from within the same job.
+        Raises what ``run`` raises, except ``IdempotencyAlreadyDone``; ``IdempotencyInProgress``
+        after ``wait``; ``IdempotencyReentered`` from within the same job.
 
         >>> await guard.once("report:12", max, 3, 4)
         4
         """
         policy = _terms.policy(remember, wait)
-        terms = _terms.leased(
-            key, ttl, lease, lock, fingerprint, max_attempts, on_lapse, max_hold
-        )
+        terms = _terms.leased(key, ttl, lease, lock, fingerprint, max_attempts, on_lapse, max_hold)
         seam.check_function(function, type(self).__name__)
         return await call_once(self._claiming, terms, policy, function, args, {})
 
@@ -392,9 +397,9 @@ class AsyncGuard:
         """Decorate a function so that equal calls run once and return the remembered result.
 
         ``key`` gets the call's arguments and returns text (the key) or a payload to make one from;
-        default: the function's full name and all its arguments with defaults filled in. A missing key
-        (None or blank) is an error, unless ``on_missing_key="run"``: then that call runs unguarded, with
-        a warning. The other settings are those of ``once``. Refuses generators.
+        default: the function's full name and all its arguments with defaults filled in. A missing
+        key (None or blank) is an error, unless ``on_missing_key="run"``: then that call runs
+        unguarded, with a warning. The other settings are those of ``once``. Refuses generators.
 
         >>> @guard.idempotent(key=lambda order: f"ship:{order}", ttl=60)
         ... def ship(order):
@@ -419,4 +424,3 @@ class AsyncGuard:
 def _check_claim(claim: object) -> None:
     if not isinstance(claim, Claim):
         raise TypeError(f"this needs a Claim from begin(), not {type(claim).__name__}")
-

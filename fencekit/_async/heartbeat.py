@@ -3,8 +3,8 @@
 Rules this module obeys:
 
 * What is due together travels together: one script call per batch, per slot on a Cluster.
-* Each request has a bounded time. A batch that failed is tried again in smaller ones, healthy leases
-  first, so that one renewal that hangs costs its own lease only.
+* Each request has a bounded time. A batch that failed is tried again in smaller ones, healthy
+  leases first, so that one renewal that hangs costs its own lease only.
 * Leases are held weakly: a dropped handle is not renewed. The worker ends with the last lease.
 * Only the server's word or the lease's own deadline ends a lease; an error makes it unsure.
 """
@@ -149,7 +149,7 @@ class Heartbeat:
                 self._push(lease)
 
     def _batches(self, leases: Iterable[Lease]) -> Iterator[list[tuple[Lease, Subject]]]:
-        """Pairs that travel in one call: healthy ones in large batches, doubtful ones behind, in small ones."""
+        """Pairs that travel in one call: healthy ones in large batches, then doubtful in small."""
         groups: dict[tuple[int, int], list[tuple[Lease, Subject]]] = {}
         for lease in leases:
             for subject in lease.subjects:

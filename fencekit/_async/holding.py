@@ -52,7 +52,7 @@ class Guarded:
             return loss
         except (RedisError, OSError, TimeoutError) as error:
             logger.warning(
-                "%r (token %d) could not be given back (%s); its lease ends by itself within %.3f s",
+                "%r (token %d) could not be given back (%s); its lease ends within %.3f s",
                 lease.name, lease.token, error, lease.ttl,
             )  # fmt: skip
             lease.tell(ReleaseFailed(lease.name, lease.token, str(error)))
@@ -63,7 +63,7 @@ class ThreadBeats:
     """Renews by a thread, with a blocking client of its own."""
 
     def __init__(self, client: Any, prefix: str) -> None:
-        from fencekit._sync.backend import Backends as BlockingBackends  # noqa: PLC0415 - the twin
+        from fencekit._sync.backend import Backends as BlockingBackends
 
         self._backends = BlockingBackends(client, prefix, "heartbeat=")
 

@@ -142,8 +142,8 @@ def not_started(claim: Claim, policy: Policy) -> Exception:
         )
     if claim.outcome is BeginOutcome.UNKNOWN:
         return IdempotencyOutcomeUnknown(
-            f"an attempt at {claim.key!r} by {claim.holder} died half-way and nobody knows its outcome: "
-            "resolve() it if its effect happened, clear() it if it may run again",
+            f"an attempt at {claim.key!r} by {claim.holder} died half-way and nobody knows its "
+            "outcome: resolve() it if its effect happened, clear() it if it may run again",
             key=claim.key,
             holder=claim.holder,
         )
@@ -219,8 +219,8 @@ class _Others:
         backend, keys = self._claiming.backends.get(), self._claiming.backends.keys
         if backend.waits_for_itself(keys.job(self._terms.key)):
             raise IdempotencyReentered(
-                f"{self._terms.key!r} is being run by this very task or thread, which would wait for "
-                "itself",
+                f"{self._terms.key!r} is being run by this very task or thread, which would "
+                "wait for itself",
                 key=self._terms.key,
             )
         channel = keys.done_channel(self._terms.key)
@@ -293,4 +293,3 @@ class Function:
         if isinstance(chosen, str):
             return chosen
         return idempotency_key(chosen, namespace=self._namespace or "call")
-

@@ -4,7 +4,8 @@ Rules this module obeys:
 
 * One method is one atomic step on the server (two on a Cluster where two names are involved).
 * Every attempt has a nonce of its own, and an undo if a caller who vanished could leave something.
-* Answers are typed; an error that passes by itself has been retried until the deadline before it is raised.
+* Answers are typed; an error that passes by itself has been retried until the deadline before it is
+  raised.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ class RedisStore:
     ) -> str | None:
         """Give the lock back; why it was not ours any more, or None."""
         call = _scripts.release(
-            self.keys.lock(resource), self.keys.free_channel(resource), owner=owner.encode(), token=token
+            self.keys.lock(resource),
+            self.keys.free_channel(resource),
+            owner=owner.encode(),
+            token=token,
         )
         before = _policy.now()
         reply = await self._link.calls.run(call, deadline=deadline)
@@ -109,7 +113,7 @@ class RedisStore:
     async def break_lock(
         self, resource: str, *, reason: str, retention: float, deadline: float
     ) -> tuple[int, str | None, int]:
-        """Raise the fence and take the lock from its holder; the fence, the holder and its token."""
+        """Raise the fence, take the lock away; the new fence, the holder and its token."""
         call = _scripts.break_(
             self.keys.lock(resource), self.keys.fence(resource), self.keys.free_channel(resource),
             reason=reason.encode(), retention=retention, remember=retention,
@@ -180,7 +184,11 @@ class RedisStore:
     ) -> bool:
         """Forget the job, or answer for one whose outcome is unknown; whether there was one."""
         call = _scripts.clear(
-            self.keys.job(key), resolve=resolve, kept=kept, ttl=ttl, done=self.keys.done_channel(key)
+            self.keys.job(key),
+            resolve=resolve,
+            kept=kept,
+            ttl=ttl,
+            done=self.keys.done_channel(key),
         )
         return _replies.flag(call, await self._link.calls.run(call, deadline=deadline))
 

@@ -94,9 +94,9 @@ class Scope:
 
 
 async def protected(function: Callable[[], Awaitable[T]], timeout: float) -> T:
-    """Run to the end though the caller is cancelled, for `timeout` seconds; then pass the cancellation on.
+    """Run to the end though the caller is cancelled; then pass the cancellation on.
 
-    Raises TimeoutError when it took longer.
+    Raises TimeoutError when it took longer than `timeout` seconds.
     """
     task = asyncio.ensure_future(function())
     cancelled: asyncio.CancelledError | None = None
@@ -160,7 +160,9 @@ def check_function(function: Any, user: str) -> None:
         raise TypeError(f"{user} guards a function, not {type(function).__name__}")
 
 
-def decorate(run: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[Any]]) -> Callable[..., Any]:
+def decorate(
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Awaitable[Any]],
+) -> Callable[..., Any]:
     """A function that passes its arguments on to `run`."""
 
     async def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -99,7 +99,9 @@ class Wire:
     def _submit(self, pending: _Pending) -> None:
         self._queue.append(pending)
         if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(self._drain(), name="fencekit-wire")
+            self._worker = asyncio.get_running_loop().create_task(
+                self._drain(), name="fencekit-wire"
+            )
 
     async def _drain(self) -> None:
         connection = None
@@ -181,7 +183,9 @@ class Wire:
                 pending.call.followed = await _reply(connection)
             if not isinstance(reply, Exception):
                 pending.answer(reply)
-            elif shared.is_missing(reply):
+                continue
+            pending.call.attempts -= shared.did_not_run(reply)
+            if shared.is_missing(reply):
                 missing.append(pending)
             else:
                 stale = stale or _policy.role_changed(reply)
@@ -282,7 +286,7 @@ class ClusterWire:
     """Calls go through the cluster client, which follows the slots; each is a task of its own."""
 
     def __init__(self, client: RedisCluster) -> None:
-        self._client = client
+        self._client: Any = client
         self._tasks: set[asyncio.Task[Any]] = set()
         self._free = asyncio.Semaphore(CLUSTER_CALLS)
 
@@ -340,7 +344,9 @@ class ClusterWire:
         rest = (len(call.keys), *call.keys, *call.args)
         options: dict[str, Any] = {NEVER_DECODE: True}
         try:
-            return await self._client.execute_command("EVALSHA", call.script.digest, *rest, **options)
+            return await self._client.execute_command(
+                "EVALSHA", call.script.digest, *rest, **options
+            )
         except ResponseError as error:
             if not shared.is_missing(error):
                 raise
@@ -406,7 +412,7 @@ class Link:
         """A fresh connection for a subscription."""
         if isinstance(self._client, RedisCluster):
             await self._client.initialize()
-            node = self._client.get_random_node()
+            node: Any = self._client.get_random_node()
             settings = shared.own_settings(node.connection_kwargs, Retry, shared.LINE_TIMEOUT)
             connection = node.connection_class(**settings)
         else:
@@ -439,7 +445,7 @@ def check_adopted(client: Any) -> None:
     loop = known[0]
     if loop is not asyncio.get_running_loop() and not loop.is_closed():
         raise TypeError(
-            "this redis.asyncio client is in use by another event loop; make one client for each loop"
+            "this redis.asyncio client is in use by another event loop: make one for each loop"
         )
 
 

@@ -1,4 +1,4 @@
-"""What both wires share: facts about redis-py's versions and settings of our own connections. No I/O."""
+"""What both wires share: redis-py's versions, and settings of our own connections. No I/O."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 
+from fencekit import _policy
+
 IO_TIMEOUT = 5.0
-"""Seconds without an answer after which a connection is given up, if the client sets nothing shorter."""
+"""Seconds without an answer after which a connection is given up, or less if the client says."""
 
 LINE_TIMEOUT = 5.0
 """Seconds within which a connection of our own must be made and take what is written to it."""
@@ -27,12 +29,18 @@ REDIS_PY = _version(redis.__version__)
 # Before 5.3 a pool wants a command's name, from then on it warns about it.
 GET_CONNECTION_ARGS: tuple[str, ...] = ("EVALSHA",) if REDIS_PY < (5, 3) else ()
 
-_NOT_OURS = ("maint_notifications", "orig_", "oss_cluster", "cache", "retry_on_error", "event_dispatcher")
+_NOT_OURS = (
+    "maint_notifications",
+    "orig_",
+    "oss_cluster",
+    "cache",
+    "retry_on_error",
+    "event_dispatcher",
+)
 
 
 def own_settings(kwargs: dict[str, Any], retry: type, timeout: float) -> dict[str, Any]:
-    """Settings for a connection that is fencekit's own: the client's, but plain RESP2, undecoded, without
-    re-sending, and without the read timeout that would break a long wait."""
+    """Settings for a connection of our own: the client's, but plain RESP2, undecoded, without re-sending, and without the read timeout that would break a long wait."""
     ours = {name: value for name, value in kwargs.items() if not name.startswith(_NOT_OURS)}
     ours.update(
         protocol=2,
@@ -46,6 +54,11 @@ def own_settings(kwargs: dict[str, Any], retry: type, timeout: float) -> dict[st
     if "path" in ours:
         del ours["socket_connect_timeout"]
     return ours
+
+
+def did_not_run(error: Exception) -> bool:
+    """Whether this answer says that the script was not started: such a sending is no attempt."""
+    return is_missing(error) or _policy.passes(error)
 
 
 def is_missing(error: Exception) -> bool:

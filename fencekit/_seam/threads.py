@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import redis
 from redis.asyncio import Redis as AsyncRedis
@@ -65,7 +65,7 @@ class Scope:
     def __enter__(self) -> Scope:
         return self
 
-    def __exit__(self, *exc: object) -> bool:
+    def __exit__(self, *exc: object) -> Literal[False]:
         return False
 
     def cancel(self) -> None:

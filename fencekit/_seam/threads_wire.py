@@ -63,7 +63,7 @@ class Wire:
                 raise
 
     def post(self, call: Call) -> None:
-        """Send a call whose answer nobody waits for. One try: the lease bounds what stays behind."""
+        """Send a call whose answer nobody waits for. One try: the lease bounds the rest."""
         with suppress(RedisError, OSError):
             self._once(call, _policy.now() + 1.0)
 
@@ -100,6 +100,8 @@ class Wire:
         reply = _reply(connection, limit)
         if call.follow is not None:
             call.followed = _reply(connection, limit)
+        if isinstance(reply, Exception):
+            call.attempts -= shared.did_not_run(reply)
         return reply
 
 
@@ -170,7 +172,7 @@ class ClusterWire:
     """Calls go through the cluster client, which follows the slots."""
 
     def __init__(self, client: redis.RedisCluster) -> None:
-        self._client = client
+        self._client: Any = client
 
     def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         _refuse_event_loop()
@@ -238,7 +240,7 @@ class Link:
     """All ways from one client to its server, for one process."""
 
     def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
-        self._client = client
+        self._client: Any = client
         self.clustered = isinstance(client, redis.RedisCluster)
         if isinstance(client, redis.RedisCluster):
             self.calls: Wire | ClusterWire = ClusterWire(client)
@@ -251,7 +253,7 @@ class Link:
             self.beats = Wire(self._own)
 
     def _pool(self) -> Any:
-        if isinstance(self._client, redis.RedisCluster):
+        if self.clustered:
             nodes = self._client.get_nodes()
             return random.choice(nodes).redis_connection.connection_pool
         return self._client.connection_pool

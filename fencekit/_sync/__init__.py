@@ -1,1 +1,1 @@
-"""The asynchronous half, written by hand; the blocking half is generated from it."""
+"""The blocking half, generated from the asynchronous one by generate_sync.py: do not edit."""

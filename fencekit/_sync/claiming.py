@@ -42,6 +42,7 @@ from fencekit.events import (
 )
 from fencekit.records import BeginOutcome, Claim, FenceToken
 
+
 class Started:
     """Which tokens this guard's own plain starts were given, for as long as their records live."""
 
@@ -136,8 +137,8 @@ class Claiming:
             raise TypeError(f"a codec encodes to bytes, not {type(kept).__name__}")
         if len(kept) > self.max_result:
             raise ResultTooLarge(
-                f"the result of {key!r} takes {len(kept)} bytes, more than the {self.max_result} that are "
-                "remembered: store it elsewhere and return where, or raise max_result",
+                f"the result of {key!r} takes {len(kept)} bytes, more than the {self.max_result} "
+                "that are remembered: store it elsewhere and return where, or raise max_result",
                 key=key,
                 size=len(kept),
                 limit=self.max_result,
@@ -164,7 +165,8 @@ class Claiming:
         )
         if isinstance(answer, _replies.Conflict):
             raise IdempotencyConflict(
-                f"{terms.key!r} is known with fingerprint {answer.known!r}, not {terms.fingerprint!r}: "
+                f"{terms.key!r} is known with fingerprint {answer.known!r}, "
+                f"not {terms.fingerprint!r}: "
                 "different input needs another key",
                 key=terms.key,
                 fingerprint=terms.fingerprint,
@@ -206,7 +208,9 @@ class Claiming:
             return claim
         finally:
             if claim is None or not claim.started:
-                seam.protected(lambda: self._free_lock(resource, grant.token, None), self.timeout)
+                seam.protected(
+                    lambda: self._free_lock(resource, grant.token, None), self.timeout
+                )
 
     def _free_lock(self, resource: str, token: int, lease: Lease | None) -> None:
         self.backends.get().store.release(
@@ -219,7 +223,7 @@ class Claiming:
         answer: _replies.Started | _replies.Ended | _replies.Running | _replies.Unknown,
         grant: _replies.Grant | None = None,
     ) -> Claim:
-        """The claim that an answer stands for; a lease, if it was started, is renewed from here on."""
+        """The claim that an answer stands for; if it was started, its lease is renewed from now on."""
         if isinstance(answer, _replies.Started):
             return self._started_claim(terms, answer, grant)
         if isinstance(answer, _replies.Ended):
@@ -247,7 +251,11 @@ class Claiming:
         self, terms: Terms, answer: _replies.Started, grant: _replies.Grant | None
     ) -> Claim:
         keys, owner = self.backends.keys, self.owner
-        subjects = [Subject("job", keys.job(terms.key), keys.job_fence(terms.key), owner.encode(), answer.token)]
+        subjects = [
+            Subject(
+                "job", keys.job(terms.key), keys.job_fence(terms.key), owner.encode(), answer.token
+            )
+        ]
         number, sent = answer.token, answer.sent
         token = FenceToken(number, terms.key, "job")
         if terms.lock is not None:
@@ -266,9 +274,7 @@ class Claiming:
         event = Reclaimed if answer.reclaimed else Begun
         self.listeners.tell(event(terms.key, number, answer.attempts))
         outcome = BeginOutcome.RECLAIMED if answer.reclaimed else BeginOutcome.BEGUN
-        return Claim(
-            terms.key, outcome, owner, answer.attempts, token, terms.lock, _lease=lease
-        )
+        return Claim(terms.key, outcome, owner, answer.attempts, token, terms.lock, _lease=lease)
 
     def _ended_claim(self, key: str, answer: _replies.Ended) -> Claim:
         kept = answer.kept
@@ -288,9 +294,7 @@ class Claiming:
             error_message=what.get("message", ""), _failure=what,
         )  # fmt: skip
 
-    def settle(
-        self, claim: Claim, state: str, kept: bytes | None, ttl: float | None
-    ) -> None:
+    def settle(self, claim: Claim, state: str, kept: bytes | None, ttl: float | None) -> None:
         """End a started claim and free its lock; IdempotencyNotOwned if it is another's now."""
         lease = claim._lease
         if not claim.started or claim.token is None or lease is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -20,12 +20,12 @@ Duration: TypeAlias = float | timedelta
 class FenceGate:
     """A Redis write that carries an older token is refused, in the same step as the write.
 
-    A resource's newest token is the newest one *granted or accepted*: older holders are refused from
-    the moment of a new grant. Equal tokens pass, so one lease writes as often as it likes. Writes that
-    do not come through a gate are not protected.
+    A resource's newest token is the newest one *granted or accepted*: older holders are refused
+    from the moment of a new grant. Equal tokens pass, so one lease writes as often as it likes.
+    Writes that do not come through a gate are not protected.
 
-    ``client``, ``prefix``, ``timeout``, ``retention`` and ``listeners`` are those of ``DistributedLock``; the
-    prefix has to be the same.
+    ``client``, ``prefix``, ``timeout``, ``retention`` and ``listeners`` are those of ``DistributedLock``;
+    the prefix has to be the same.
 
     >>> gate = FenceGate(client)
     >>> with lock.hold("order:8", ttl=5) as handle:
@@ -58,8 +58,8 @@ class FenceGate:
     ) -> None:
         """Set the Redis key, exactly as given, if the token is fresh; else change nothing.
 
-        ``value`` is text, bytes or a number; ``ttl`` (seconds or timedelta) is the key's expiry. On a
-        Cluster the key must lie in the slot of the token's resource: see ``key``.
+        ``value`` is text, bytes or a number; ``ttl`` (seconds or timedelta) is the key's expiry. On
+        a Cluster the key must lie in the slot of the token's resource: see ``key``.
 
         Raises ``FencedOutError`` with both tokens, ``ValueError`` for one of fencekit's own keys.
 
@@ -75,14 +75,16 @@ class FenceGate:
         self._write(token, [words], [words[1]])
 
     def check(self, token: FenceToken) -> None:
-        """Raise ``FencedOutError`` if a newer token is known. For information: the next may come at once.
+        """Raise ``FencedOutError`` if a newer token is known.
+
+        For information only: a newer one may come right after.
 
         >>> gate.check(FenceToken(7, "order:10"))
         """
         _check_token(token)
         newest = self._newest(token)
         if token.value < newest:
-            self._refuse(token, newest)
+            raise self._refused(token, newest)
 
     def check_and_advance(self, token: FenceToken) -> None:
         """Accept the token and refuse older ones from now on, or raise ``FencedOutError``.
@@ -108,9 +110,9 @@ class FenceGate:
     def pipeline(self, token: FenceToken) -> FencePipeline:
         """Any Redis commands, applied all together and only if the token is fresh.
 
-        Has redis-py's command methods. What was noted is sent by ``execute()``, at the latest at the
-        end of the block. The commands run in one step; as in MULTI/EXEC, one that fails does not undo
-        the others, and its error is raised. Replies are bytes, ints, None and lists.
+        Has redis-py's command methods. What was noted is sent by ``execute()``, at the latest at
+        the end of the block. The commands run in one step; as in MULTI/EXEC, one that fails does
+        not undo the others, and its error is raised. Replies are bytes, ints, None and lists.
 
         >>> with lock.hold("order:13", ttl=5) as handle:
         ...     with gate.pipeline(handle.token) as pipe:
@@ -136,10 +138,9 @@ class FenceGate:
         return self._backends.get().store.newest(token, deadline=deadline)
 
     def _write(
-        self, token: FenceToken, commands: list[Any], targets: Iterable[bytes]
+        self, token: FenceToken, commands: Sequence[Sequence[bytes]], targets: Sequence[bytes]
     ) -> list[Any]:
         backend = self._backends.get()
-        targets = list(targets)
         for target in targets:
             self._check_target(token, target, backend.store.clustered)
         answer = backend.store.write(
@@ -147,7 +148,7 @@ class FenceGate:
             retention=self._retention, deadline=_policy.now() + self._timeout,
         )  # fmt: skip
         if isinstance(answer, _replies.Stale):
-            self._refuse(token, answer.newest)
+            raise self._refused(token, answer.newest)
         return answer.replies
 
     def _check_target(self, token: FenceToken, target: bytes, clustered: bool) -> None:
@@ -165,11 +166,11 @@ class FenceGate:
                 f"{token.resource!r}: name it {self.key(token.resource, 'status')!r} or the like"
             )
 
-    def _refuse(self, token: FenceToken, newest: int) -> None:
+    def _refused(self, token: FenceToken, newest: int) -> FencedOutError:
         self._listeners.tell(FencedOut(token.resource, token.value, newest))
-        raise FencedOutError(
-            f"token {token.value} for {token.resource!r} is older than {newest}: somebody else holds it "
-            "now and nothing was written; stop working on it",
+        return FencedOutError(
+            f"token {token.value} for {token.resource!r} is older than {newest}: somebody else "
+            "holds it now and nothing was written; stop working on it",
             resource=token.resource,
             token=token.value,
             current=newest,
@@ -188,14 +189,13 @@ class FencePipeline(Recorder):
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if error is None and self.commands:
+        if error is None and len(self):
             self.execute()
 
     def execute(self) -> list[Any]:
-        """Send what was noted; the replies in order. Raises ``FencedOutError`` with nothing applied."""
-        commands, keys = list(self.commands), list(self.keys)
+        """Send what was noted; the replies in order. ``FencedOutError``: nothing was applied."""
+        commands, keys = self._take()
         replies = self._gate._write(self._token, commands, keys)
-        self.clear()
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply

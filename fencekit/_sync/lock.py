@@ -29,8 +29,8 @@ class DistributedLock:
     reached. ``retention`` is how long a fence outlives its last grant. ``lock_delay`` keeps a name
     back for so long after a lease that ended without a release, for resources that cannot check
     tokens. ``listeners`` get typed events (``fencekit.events``). ``heartbeat`` is a blocking
-    ``redis.Redis`` client to renew with: leases are then renewed by a thread, which code that blocks
-    the event loop does not stop.
+    ``redis.Redis`` client to renew with: leases are then renewed by a thread, which code that
+    blocks the event loop does not stop.
 
     Errors: ``TypeError`` for the wrong client, ``ValueError`` for a bad prefix or duration.
 

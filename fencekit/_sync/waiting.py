@@ -4,8 +4,8 @@ Rules this module obeys:
 
 * Subscribe first, then ask again, then sleep: a release between two steps is not missed.
 * One subscription connection for all waiters of a client.
-* Waiters for a lock stand in line; only the first asks the server, so a release wakes one. Waiters for a
-  result are all woken.
+* Waiters for a lock stand in line; only the first asks the server, so a release wakes one. Waiters
+  for a result are all woken.
 * Without a subscription the first in line asks again after growing pauses.
 """
 
@@ -96,7 +96,7 @@ class WaitingRoom:
         return place
 
     def leave(self, place: Place, *, ask_at: float = 0.0) -> None:
-        """Leave the line; if it was the first place, the next one asks at `ask_at` or when woken."""
+        """Leave the line; after the first place, the next one asks at `ask_at` or when woken."""
         with self._mutex:
             queue = self._queues[place.channel]
             first = queue.places[0] is place

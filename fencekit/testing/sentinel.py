@@ -194,7 +194,7 @@ class SentinelServers:
         lines = [
             f"sentinel monitor {name} {HOST} {master.port} {self._count // 2 + 1}",
             f"sentinel down-after-milliseconds {name} {round(self._down_after * 1000)}",
-            f"sentinel failover-timeout {name} 5000",
+            f"sentinel failover-timeout {name} 2000",
             f"sentinel parallel-syncs {name} 1",
         ]
         if self._password is not None:

@@ -1,0 +1,49 @@
+"""Doing several things at once, for tests in an event loop; tests/threads.py is its twin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from fencekit._policy import now
+
+NAME = "async"
+
+
+class Running:
+    """A call that goes on in the background."""
+
+    def __init__(self, function: Callable[[], Awaitable[Any]]) -> None:
+        self._task = asyncio.ensure_future(function())
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    async def result(self, timeout: float = 20.0) -> Any:
+        """What it returned or raised."""
+        return await asyncio.wait_for(self._task, timeout)
+
+
+async def together(functions: Iterable[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    """Run all at once; their results, or what they raised."""
+    return await asyncio.gather(*(function() for function in functions), return_exceptions=True)
+
+
+async def until(condition: Callable[[], Any], timeout: float = 10.0) -> None:
+    """Wait for a plain condition to come true; fail when it does not."""
+    end = now() + timeout
+    while not condition():
+        assert now() < end, f"did not come true within {timeout} s"
+        await asyncio.sleep(0.005)
+
+
+def client_of(site: Any, **options: Any) -> Any:
+    """A client of this half's kind."""
+    return site.aio_client(**options)
+
+
+async def close(client: Any) -> None:
+    """Close it, whatever its version calls that."""
+    await getattr(client, "aclose", client.close)()

@@ -1,0 +1,37 @@
+"""Fixtures of both halves of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fencekit.testing import RedisServer
+from tests.site import TOPOLOGY, Site
+
+pytest_plugins: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Any:
+    """The servers of the whole run, as the environment chooses."""
+    name = {"cluster": "fencekit_cluster", "sentinel": "fencekit_sentinel"}.get(
+        TOPOLOGY, "fencekit_server"
+    )
+    return request.getfixturevalue(name)
+
+
+@pytest.fixture
+def site(servers: Any) -> Iterator[Site]:
+    """The servers, emptied."""
+    site = Site(servers)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def private_server() -> Iterator[RedisServer]:
+    """A standalone server of this test's own, to freeze, kill and restart."""
+    with RedisServer(persistence="aof-always") as server:
+        yield server

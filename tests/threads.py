@@ -1,0 +1,71 @@
+"""Doing several things at once, for tests in threads; tests/aio.py is its twin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fencekit._policy import now
+
+NAME = "sync"
+
+
+class Running:
+    """A call that goes on in the background."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._outcome: list[Any] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome = [self._function(), None]
+        except BaseException as error:
+            self._outcome = [None, error]
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self, timeout: float = 20.0) -> Any:
+        """What it returned or raised."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError("still running")
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
+
+
+def together(functions: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Run all at once; their results, or what they raised."""
+    results = []
+    for running in [Running(function) for function in functions]:
+        try:
+            results.append(running.result(60.0))
+        except BaseException as error:
+            results.append(error)
+    return results
+
+
+def until(condition: Callable[[], Any], timeout: float = 10.0) -> None:
+    """Wait for a plain condition to come true; fail when it does not."""
+    end = now() + timeout
+    while not condition():
+        assert now() < end, f"did not come true within {timeout} s"
+        time.sleep(0.005)
+
+
+def client_of(site: Any, **options: Any) -> Any:
+    """A client of this half's kind."""
+    return site.threads_client(**options)
+
+
+def close(client: Any) -> None:
+    """Close it."""
+    client.close()
