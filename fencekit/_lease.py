@@ -166,7 +166,10 @@ class Lease:
             callbacks, self._on_loss = self._on_loss, []
         logger.warning("the lease of %r (token %d) is lost: %s", self.name, self.token, reason)
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # its loop may be closed by now
+                logger.exception("could not tell the holder of %r", self.name)
         self._listeners.tell(Lost(self.name, self.token, reason))
 
     def release(self) -> bool:

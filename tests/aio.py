@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from fencekit._policy import now
+from tests.site import OPTIONS
 
 NAME = "async"
 
@@ -42,6 +43,11 @@ async def until(condition: Callable[[], Any], timeout: float = 10.0) -> None:
 def client_of(site: Any, **options: Any) -> Any:
     """A client of this half's kind."""
     return site.aio_client(**options)
+
+
+def client_before(servers: Any, **options: Any) -> Any:
+    """A client of this half's kind for a server, proxy or cluster of the test's own."""
+    return servers.async_client(**{**OPTIONS, **options})
 
 
 async def close(client: Any) -> None:

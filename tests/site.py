@@ -36,17 +36,25 @@ class Site:
             self.admin = servers.client(**options)
         self.flush()
 
+    @classmethod
+    def at(cls, server: Any) -> Site:
+        """A site on a standalone server of a test's own, whatever the environment says."""
+        site = cls.__new__(cls)
+        site.servers, site.clustered, site.keys = server, False, KeySpace()
+        site.admin = server.client(decode_responses=False, protocol=2)
+        return site
+
     def threads_client(self, **options: Any) -> Any:
         """A blocking client as the environment wants it."""
         options = {**OPTIONS, **options}
-        if TOPOLOGY == "sentinel":
+        if hasattr(self.servers, "master_client"):
             return self.servers.master_client(**options)
         return self.servers.client(**options)
 
     def aio_client(self, **options: Any) -> Any:
         """An asynchronous client as the environment wants it."""
         options = {**OPTIONS, **options}
-        if TOPOLOGY == "sentinel":
+        if hasattr(self.servers, "async_master_client"):
             return self.servers.async_master_client(**options)
         return self.servers.async_client(**options)
 

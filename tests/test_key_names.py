@@ -221,7 +221,6 @@ def test_all_keys_of_a_name_have_one_slot(prefix: str, name: str) -> None:
         (b"foo", 12182),
         (b"{foo}.bar", 12182),
         (b"x{foo}{bar}", 12182),
-        (b"{}foo", key_slot(b"{}foo")),
         (b"", 0),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fencekit._policy import now
+from tests.site import OPTIONS
 
 NAME = "sync"
 
@@ -64,6 +65,11 @@ def until(condition: Callable[[], Any], timeout: float = 10.0) -> None:
 def client_of(site: Any, **options: Any) -> Any:
     """A client of this half's kind."""
     return site.threads_client(**options)
+
+
+def client_before(servers: Any, **options: Any) -> Any:
+    """A client of this half's kind for a server, proxy or cluster of the test's own."""
+    return servers.client(**{**OPTIONS, **options})
 
 
 def close(client: Any) -> None:

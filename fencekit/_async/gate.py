@@ -116,8 +116,8 @@ class AsyncFenceGate:
 
         >>> async with lock.hold("order:13", ttl=5) as handle:
         ...     async with gate.pipeline(handle.token) as pipe:
-        ...         pipe.hset("order:13:row", mapping={"status": "sent"})
-        ...         pipe.incr("order:13:writes")
+        ...         _ = pipe.hset("order:13:row", mapping={"status": "sent"})
+        ...         _ = pipe.incr("order:13:writes")
         ...         await pipe.execute()
         [1, 1]
         """
@@ -193,7 +193,13 @@ class AsyncFencePipeline(Recorder):
             await self.execute()
 
     async def execute(self) -> list[Any]:
-        """Send what was noted; the replies in order. ``FencedOutError``: nothing was applied."""
+        """Send what was noted; the replies in order. ``FencedOutError``: nothing was applied.
+
+        >>> async with gate.pipeline(FenceToken(7, "order:15")) as pipe:
+        ...     _ = pipe.set("order:15:status", "sent").get("order:15:status")
+        ...     await pipe.execute()
+        [b'OK', b'sent']
+        """
         commands, keys = self._take()
         replies = await self._gate._write(self._token, commands, keys)
         for reply in replies:

@@ -20,7 +20,6 @@ from fencekit import _policy
 from fencekit._async.store import RedisStore
 from fencekit._lease import Lease, Subject
 from fencekit._seam import aio as seam
-from fencekit.events import logger
 from fencekit.keys import key_slot
 
 BATCH = 256
@@ -67,14 +66,14 @@ class Heartbeat:
                 await self._wake.wait(self._until_next())
                 self._wake.clear()
                 await self._beat(self._take())
-                if self._finished():
-                    return
-        except Exception:
-            logger.exception("the fencekit heartbeat stopped; leases are not renewed any more")
-            raise
-        finally:
+                if not self._kept:
+                    await self._link.rest()
+                    if self._finished():
+                        return
+        except BaseException:  # the loop is being closed
             self._worker = None
             await self._link.rest()
+            raise
 
     def _until_next(self) -> float:
         with self._mutex:

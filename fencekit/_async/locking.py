@@ -20,7 +20,6 @@ from fencekit import _policy, _replies
 from fencekit._async.backend import Backend, Backends
 from fencekit._async.holding import ThreadBeats
 from fencekit._lease import Lease, Subject
-from fencekit._seam import aio as seam
 from fencekit.errors import DurabilityNotReached, LockNotAcquired, LockNotOwned, LockReentered
 from fencekit.events import Granted, Listener, Listeners, Refused, Released, Waited
 from fencekit.records import Durability, FenceToken, LockHandle
@@ -59,7 +58,6 @@ class Locking:
         return Lease(
             wish.resource, token, wish.ttl, sent, (subject,), self.listeners,
             retention=self.retention, delay=self.delay, max_hold=wish.max_hold,
-            task=seam.current_task(),
         )  # fmt: skip
 
     def lease_of(self, handle: LockHandle) -> Lease:

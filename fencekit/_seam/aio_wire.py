@@ -202,6 +202,8 @@ class Wire:
         """Whether to try again; fails the caller when that cannot help."""
         if not pending.wanted:
             return False
+        if isinstance(error, TimeoutError) and not isinstance(error, RedisTimeoutError):
+            error = RedisTimeoutError("no answer from Redis in time")
         pending.error = error
         if _policy.passes(error):
             return True
@@ -329,7 +331,6 @@ class ClusterWire:
         async with self._free:
             while True:
                 call.sent = _policy.now()
-                call.attempts += 2  # the cluster client sends again by itself, and does not tell
                 try:
                     return await self._evaluate(call)
                 except Exception as error:
@@ -342,15 +343,23 @@ class ClusterWire:
 
     async def _evaluate(self, call: Call) -> Any:
         rest = (len(call.keys), *call.keys, *call.args)
-        options: dict[str, Any] = {NEVER_DECODE: True}
+        await self._client.initialize()
+        # With the node named, the cluster client follows redirections but sends only once.
+        node = shared.node_of(self._client, call.keys[0])
+        options = {NEVER_DECODE: True, "target_nodes": node}
+        call.attempts += 1 if node else 2
         try:
-            return await self._client.execute_command(
-                "EVALSHA", call.script.digest, *rest, **options
-            )
+            try:
+                return await self._client.execute_command(
+                    "EVALSHA", call.script.digest, *rest, **options
+                )
+            except ResponseError as error:
+                if not shared.is_missing(error):
+                    raise
+            return await self._client.execute_command("EVAL", call.script.source, *rest, **options)
         except ResponseError as error:
-            if not shared.is_missing(error):
-                raise
-        return await self._client.execute_command("EVAL", call.script.source, *rest, **options)
+            call.attempts -= shared.did_not_run(error)
+            raise
 
     async def close(self) -> None:
         """Nothing of our own is open."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import SlotNotCoveredError
 
 from fencekit import _policy
 
@@ -40,7 +41,11 @@ _NOT_OURS = (
 
 
 def own_settings(kwargs: dict[str, Any], retry: type, timeout: float) -> dict[str, Any]:
-    """Settings for a connection of our own: the client's, but plain RESP2, undecoded, without re-sending, and without the read timeout that would break a long wait."""
+    """Settings for a connection of our own.
+
+    The client's, but plain RESP2, undecoded, without re-sending, and without the read timeout that
+    would break a long wait.
+    """
     ours = {name: value for name, value in kwargs.items() if not name.startswith(_NOT_OURS)}
     ours.update(
         protocol=2,
@@ -54,6 +59,14 @@ def own_settings(kwargs: dict[str, Any], retry: type, timeout: float) -> dict[st
     if "path" in ours:
         del ours["socket_connect_timeout"]
     return ours
+
+
+def node_of(client: Any, key: bytes) -> Any:
+    """The node that a cluster client would ask for this key; None while it has to find out."""
+    try:
+        return client.get_node_from_key(key)
+    except SlotNotCoveredError:
+        return None
 
 
 def did_not_run(error: Exception) -> bool:

@@ -64,7 +64,7 @@ class Wire:
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for. One try: the lease bounds the rest."""
-        with suppress(RedisError, OSError):
+        with suppress(Exception):  # what made the caller give up is what counts
             self._once(call, _policy.now() + 1.0)
 
     def _once(self, call: Call, deadline: float) -> Any:
@@ -98,6 +98,8 @@ class Wire:
         call.attempts += 1
         connection.send_packed_command([call.packed()], check_health=False)
         reply = _reply(connection, limit)
+        if isinstance(reply, Exception):
+            call.attempts -= 1  # the server says that this copy did nothing
         if call.follow is not None:
             call.followed = _reply(connection, limit)
         if isinstance(reply, Exception):
@@ -179,7 +181,6 @@ class ClusterWire:
         failures = 0
         while True:
             call.sent = _policy.now()
-            call.attempts += 2  # the cluster client sends again by itself, and does not tell
             try:
                 return self._evaluate(call)
             except BaseException as error:
@@ -195,18 +196,25 @@ class ClusterWire:
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for."""
-        with suppress(RedisError, OSError):
+        with suppress(Exception):
             self._evaluate(call)
 
     def _evaluate(self, call: Call) -> Any:
         rest = (len(call.keys), *call.keys, *call.args)
-        options: dict[str, Any] = {NEVER_DECODE: True}
+        # With the node named, the cluster client follows redirections but sends only once.
+        node = shared.node_of(self._client, call.keys[0])
+        options = {NEVER_DECODE: True, "target_nodes": node}
+        call.attempts += 1 if node else 2
         try:
-            return self._client.execute_command("EVALSHA", call.script.digest, *rest, **options)
+            try:
+                return self._client.execute_command("EVALSHA", call.script.digest, *rest, **options)
+            except ResponseError as error:
+                if not shared.is_missing(error):
+                    raise
+            return self._client.execute_command("EVAL", call.script.source, *rest, **options)
         except ResponseError as error:
-            if not shared.is_missing(error):
-                raise
-        return self._client.execute_command("EVAL", call.script.source, *rest, **options)
+            call.attempts -= shared.did_not_run(error)
+            raise
 
     def close(self) -> None:
         """Nothing of our own is open."""

@@ -223,7 +223,7 @@ class Claiming:
         answer: _replies.Started | _replies.Ended | _replies.Running | _replies.Unknown,
         grant: _replies.Grant | None = None,
     ) -> Claim:
-        """The claim that an answer stands for; if it was started, its lease is renewed from now on."""
+        """The claim that an answer stands for; a started one is renewed from now on."""
         if isinstance(answer, _replies.Started):
             return self._started_claim(terms, answer, grant)
         if isinstance(answer, _replies.Ended):

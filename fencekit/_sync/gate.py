@@ -116,8 +116,8 @@ class FenceGate:
 
         >>> with lock.hold("order:13", ttl=5) as handle:
         ...     with gate.pipeline(handle.token) as pipe:
-        ...         pipe.hset("order:13:row", mapping={"status": "sent"})
-        ...         pipe.incr("order:13:writes")
+        ...         _ = pipe.hset("order:13:row", mapping={"status": "sent"})
+        ...         _ = pipe.incr("order:13:writes")
         ...         pipe.execute()
         [1, 1]
         """
@@ -193,7 +193,13 @@ class FencePipeline(Recorder):
             self.execute()
 
     def execute(self) -> list[Any]:
-        """Send what was noted; the replies in order. ``FencedOutError``: nothing was applied."""
+        """Send what was noted; the replies in order. ``FencedOutError``: nothing was applied.
+
+        >>> with gate.pipeline(FenceToken(7, "order:15")) as pipe:
+        ...     _ = pipe.set("order:15:status", "sent").get("order:15:status")
+        ...     pipe.execute()
+        [b'OK', b'sent']
+        """
         commands, keys = self._take()
         replies = self._gate._write(self._token, commands, keys)
         for reply in replies:

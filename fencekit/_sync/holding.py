@@ -26,6 +26,7 @@ class Guarded:
     def __init__(self, lease: Lease, heartbeat: Any) -> None:
         self._lease = lease
         self._heartbeat = heartbeat
+        lease.task = seam.current_task()
         self._scope = seam.Scope()
         self._scope.__enter__()
         lease.on_loss(self._scope.cancel)

@@ -140,19 +140,18 @@ class WaitingRoom:
         while True:
             try:
                 self._line = self._link.open_line()
-                if self._listen():
-                    return
+                self._listen()
             except Exception as error:
                 self._failures += 1
                 logger.info("the subscription of waiting callers broke: %s", error)
             finally:
                 self._hang_up()
-            if self._done(0.0):
+            if self._finished():
                 return
             seam.sleep(_policy.pause(self._failures, base=0.05))
 
-    def _listen(self) -> bool:
-        """Pass messages on; True when nobody waits any more."""
+    def _listen(self) -> None:
+        """Pass messages on until nobody waits any more."""
         with self._mutex:
             if self._queues:
                 self._line.post(b"SUBSCRIBE", *self._queues)
@@ -163,8 +162,8 @@ class WaitingRoom:
             if message is not None:
                 heard, probed, self._failures = _policy.now(), False, 0
                 self._hear(message)
-            elif self._done(LINGER):
-                return True
+            elif not self._queues and _policy.now() - self._idle_since >= LINGER:
+                return
             elif _policy.now() - heard >= PROBE:
                 if probed:
                     raise RedisConnectionError("the subscription does not answer")
@@ -183,10 +182,10 @@ class WaitingRoom:
                 return
             queue.tell()
 
-    def _done(self, linger: float) -> bool:
+    def _finished(self) -> bool:
         """Whether the worker may end; from here on the next waiter starts another."""
         with self._mutex:
-            if self._queues or _policy.now() - self._idle_since < linger:
+            if self._queues:
                 return False
             self._worker = None
             return True

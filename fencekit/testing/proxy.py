@@ -25,6 +25,7 @@ class Proxy(Clients):
     `target_url` lends its database, user and password to `url`. With `record`, the bytes of the
     requests are kept in `requests`.
 
+    >>> from redis.exceptions import ConnectionError
     >>> from fencekit.testing import Proxy, RedisServer
     >>> with RedisServer() as server, Proxy.before(server) as proxy:
     ...     with proxy.client(retry=None) as redis:
