@@ -39,9 +39,8 @@ RULES = (
         r"The asynchronous half, written by hand; the blocking half is generated from it\.",
         "The blocking half, generated from the asynchronous one by generate_sync.py: do not edit.",
     ),
-    # Where the two halves differ for real: the seam, the client, the test tools.
+    # Where the two halves differ for real: the seam and the test tools.
     Rule(r"\baio(_\w+)?\b", r"threads\1"),
-    Rule(r"\bredis\.asyncio\b", "redis"),
     Rule(r"\b_async\b", "_sync"),
     Rule(r"\bpytest\.mark\.asyncio\b", "pytest.mark.threads"),
     Rule(r"\bpytest_asyncio\b", "pytest"),
@@ -50,7 +49,6 @@ RULES = (
     Rule(r"\bAsyncGuard\b", "IdempotencyGuard"),
     Rule(r"Async(?=[A-Z])", ""),
     Rule(r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
-    Rule(r"\baclose\b", "close"),
     # The keywords.
     Rule(r"\basync (def|with|for)\b", r"\1"),
     Rule(r"\bawait ", ""),

@@ -143,12 +143,11 @@ def gevent(session: nox.Session) -> None:
     session.run("python", "tests/gevent_runner.py", *(session.posargs or ["tests/_sync"]))
 
 
-@nox.session
+@nox.session(default=False)
 def doctests(session: nox.Session) -> None:
-    """Every example in docstrings and documents."""
+    """The examples in docstrings and pages alone; the suite has them too."""
     install(session)
-    pages = [str(page) for page in (Path("README.md"), *sorted(Path("docs").rglob("*.md")))]
-    session.run("pytest", "--doctest-modules", "--doctest-glob=*.md", "fencekit", *pages)
+    session.run("pytest", "tests/test_doctests.py", *session.posargs)
 
 
 @nox.session

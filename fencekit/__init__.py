@@ -7,13 +7,9 @@
 The classes with ``Async`` take a ``redis.asyncio`` client, the others a ``redis.Redis`` client.
 """
 
-from fencekit._async.gate import AsyncFenceGate, AsyncFencePipeline
-from fencekit._async.guard import AsyncGuard
-from fencekit._async.lock import AsyncLock
-from fencekit._codec import Codec, JsonCodec
-from fencekit._sync.gate import FenceGate, FencePipeline
-from fencekit._sync.guard import IdempotencyGuard
-from fencekit._sync.lock import DistributedLock
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fencekit._version import __version__
 from fencekit.errors import (
     CanonicalizeError,
@@ -36,7 +32,6 @@ from fencekit.errors import (
     LockReentered,
     ResultTooLarge,
 )
-from fencekit.keys import call_key, idempotency_key
 from fencekit.records import (
     BeginOutcome,
     Claim,
@@ -46,6 +41,32 @@ from fencekit.records import (
     LockHandle,
     LockInfo,
 )
+
+if TYPE_CHECKING:
+    from fencekit._async.gate import AsyncFenceGate, AsyncFencePipeline
+    from fencekit._async.guard import AsyncGuard
+    from fencekit._async.lock import AsyncLock
+    from fencekit._codec import Codec, JsonCodec
+    from fencekit._sync.gate import FenceGate, FencePipeline
+    from fencekit._sync.guard import IdempotencyGuard
+    from fencekit._sync.lock import DistributedLock
+    from fencekit.keys import call_key, idempotency_key
+
+# Each half is loaded when it is first used: a blocking worker needs no event loop, nor the reverse.
+_LAZY = {
+    "AsyncFenceGate": "fencekit._async.gate",
+    "AsyncFencePipeline": "fencekit._async.gate",
+    "AsyncGuard": "fencekit._async.guard",
+    "AsyncLock": "fencekit._async.lock",
+    "Codec": "fencekit._codec",
+    "DistributedLock": "fencekit._sync.lock",
+    "FenceGate": "fencekit._sync.gate",
+    "FencePipeline": "fencekit._sync.gate",
+    "IdempotencyGuard": "fencekit._sync.guard",
+    "JsonCodec": "fencekit._codec",
+    "call_key": "fencekit.keys",
+    "idempotency_key": "fencekit.keys",
+}
 
 __all__ = [
     "AsyncFenceGate",
@@ -88,3 +109,14 @@ __all__ = [
     "call_key",
     "idempotency_key",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -106,3 +106,10 @@ class Site:
     def all_keys(self) -> list[bytes]:
         """Every key there is."""
         return sorted(self.admin.scan_iter(count=1000))
+
+    def calls(self, command: str = "evalsha") -> int:
+        """How often clients have asked for this command."""
+        options = {"target_nodes": "all"} if self.clustered else {}
+        told = self.admin.info("commandstats", **options)
+        tables = told.values() if self.clustered else [told]
+        return sum(table.get(f"cmdstat_{command}", {}).get("calls", 0) for table in tables)

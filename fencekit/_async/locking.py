@@ -83,6 +83,11 @@ class Locking:
                 lease=handle._lease,
                 deadline=self.deadline(),
             )
+        except Exception:
+            raise
+        except BaseException:  # cancelled: the release follows by itself
+            lease.release()
+            raise
         finally:
             lease.leaving = False
         if reason is not None:

@@ -98,7 +98,13 @@ class RedisStore:
             token=token,
         )
         before = _policy.now()
-        reply = await self._link.calls.run(call, deadline=deadline)
+        try:
+            reply = await self._link.calls.run(call, deadline=deadline)
+        except Exception:
+            raise
+        except BaseException:  # cancelled: that must not keep the lock (I10)
+            self._link.calls.post(call)
+            raise
         reason = _replies.release(call, reply)
         if reason is not None and reason.startswith("broken"):
             return reason

@@ -13,7 +13,8 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from fencekit import _policy
-from fencekit._seam.aio_wire import Link, check_adopted
+from fencekit._seam.aio_link import Link
+from fencekit._seam.aio_sources import check_adopted
 
 T = TypeVar("T")
 NAME = "async"

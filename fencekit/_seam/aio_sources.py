@@ -1,0 +1,117 @@
+"""Where an event loop's connections come from, and whose they are.
+
+Rules this module obeys:
+
+* A pool's connections belong to one event loop and one process. Those of a closed loop are closed
+  and forgotten, those of a forking parent are put aside unclosed, and a loop that is still open
+  keeps its client to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any
+
+from fencekit import _policy
+from fencekit._seam import shared
+
+
+class PoolSource:
+    """Connections borrowed from the client's own pool while there is something to send."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    async def get(self, limit: float) -> Any:
+        del limit
+        try:
+            return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+        except RuntimeError:  # left over from a loop that has been closed
+            put_aside(self._pool, close=True)
+            return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+
+    async def put(self, connection: Any) -> None:
+        await self._pool.release(connection)
+
+    async def drop(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)
+        await self._pool.release(connection)
+
+
+class OwnSource:
+    """One connection that is fencekit's own, with settings of its own."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._connection: Any = None
+
+    async def get(self, limit: float) -> Any:
+        if self._connection is None:
+            connection = self._make(min(limit, shared.LINE_TIMEOUT))
+            try:
+                await connection.connect()
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+            connection.socket_timeout = shared.LINE_TIMEOUT
+            self._connection = connection
+        return self._connection
+
+    async def put(self, connection: Any) -> None:
+        """Kept for the next time."""
+
+    async def drop(self, connection: Any) -> None:
+        self._connection = None
+        await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self.drop(self._connection)
+
+
+_adopted: weakref.WeakKeyDictionary[Any, tuple[asyncio.AbstractEventLoop, int]]
+_adopted = weakref.WeakKeyDictionary()
+_aside: list[Any] = []
+
+
+def check_adopted(client: Any) -> None:
+    """TypeError when the client's connections belong to another loop that is still open."""
+    pool = getattr(client, "connection_pool", None)
+    known = _adopted.get(pool) if pool is not None else None
+    if known is None or known[1] != _policy.pid():
+        return
+    loop = known[0]
+    if loop is not asyncio.get_running_loop() and not loop.is_closed():
+        raise TypeError(
+            "this redis.asyncio client is in use by another event loop: make one for each loop"
+        )
+
+
+def adopt(pool: Any, loop: asyncio.AbstractEventLoop) -> None:
+    """Take note of the loop that a pool's connections belong to, and put aside those of another."""
+    known = _adopted.get(pool)
+    if known is not None and (known[0] is not loop or known[1] != _policy.pid()):
+        put_aside(pool, close=known[1] == _policy.pid())
+    _adopted[pool] = (loop, _policy.pid())
+
+
+def put_aside(pool: Any, *, close: bool) -> None:
+    """Forget a pool's idle connections: their loop is gone, or they are a forking parent's.
+
+    Those of a parent stay open and referenced: closing them would unregister the parent's
+    sockets from a selector that both processes share.
+    """
+    idle = list(getattr(pool, "_available_connections", ()))
+    pool.reset()
+    if not close:
+        _aside.extend(idle)
+        return
+    for connection in idle:
+        writer = getattr(connection, "_writer", None)
+        connection._reader = connection._writer = None
+        transport = getattr(writer, "transport", None)
+        socket = getattr(transport, "_sock", None)
+        if socket is not None:
+            socket.close()
+            transport._sock = None  # type: ignore[union-attr]
