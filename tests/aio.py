@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
 from fencekit._policy import now
 from tests.site import OPTIONS
 
@@ -48,6 +52,11 @@ def client_of(site: Any, **options: Any) -> Any:
 def client_before(servers: Any, **options: Any) -> Any:
     """A client of this half's kind for a server, proxy or cluster of the test's own."""
     return servers.async_client(**{**OPTIONS, **options})
+
+
+def client_without_server() -> Any:
+    """A client of this half's kind for a port that nobody listens on."""
+    return Redis(port=1, retry=Retry(NoBackoff(), 0))
 
 
 async def close(client: Any) -> None:

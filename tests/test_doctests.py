@@ -35,7 +35,8 @@ CHECKER = doctest.OutputChecker()
 
 def modules() -> list[str]:
     found = pkgutil.walk_packages(fencekit.__path__, "fencekit.")
-    return sorted(["fencekit", *(module.name for module in found)])
+    names = ["fencekit", *(module.name for module in found)]
+    return sorted(name for name in names if not name.endswith("__main__"))
 
 
 def examples_of(module: Any) -> Iterator[doctest.DocTest]:

@@ -98,9 +98,10 @@ def wrong_imports() -> Iterator[str]:
             if target == own:
                 continue
             if own in INTEGRATIONS:
-                if any(word.startswith("_") for word in name.split(".")):
+                public = part(name) in fencekit.__all__
+                if not public and any(word.startswith("_") for word in name.split(".")):
                     yield f"{place}, which is private"
-                elif not target and part(name) not in fencekit.__all__:
+                elif not target and not public:
                     yield f"{place}, which is not in fencekit.__all__"
             elif not target:
                 yield f"{place}, which is above it"

@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from fencekit._policy import now
 from tests.site import OPTIONS
 
@@ -70,6 +74,11 @@ def client_of(site: Any, **options: Any) -> Any:
 def client_before(servers: Any, **options: Any) -> Any:
     """A client of this half's kind for a server, proxy or cluster of the test's own."""
     return servers.client(**{**OPTIONS, **options})
+
+
+def client_without_server() -> Any:
+    """A client of this half's kind for a port that nobody listens on."""
+    return Redis(port=1, retry=Retry(NoBackoff(), 0))
 
 
 def close(client: Any) -> None:

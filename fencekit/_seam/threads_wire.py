@@ -98,8 +98,6 @@ class Wire:
         call.attempts += 1
         connection.send_packed_command([call.packed()], check_health=False)
         reply = _reply(connection, limit)
-        if isinstance(reply, Exception):
-            call.attempts -= 1  # the server says that this copy did nothing
         if call.follow is not None:
             call.followed = _reply(connection, limit)
         if isinstance(reply, Exception):
@@ -190,7 +188,7 @@ class ClusterWire:
                 if _policy.passes(explained) and _policy.now() + rest < deadline:
                     time.sleep(rest)
                     continue
-                if undo is not None:
+                if undo is not None and call.attempts:
                     self.post(undo)
                 raise explained from None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from fencekit import _policy, _replies
@@ -51,7 +52,7 @@ class Started:
 
     def put(self, key: str, token: int, ttl: float) -> None:
         moment = _policy.now()
-        for old in list(self._tokens)[:8]:
+        for old in list(islice(self._tokens, 8)):
             if self._tokens[old][1] < moment:
                 del self._tokens[old]
         self._tokens[key] = (token, moment + ttl)
@@ -337,6 +338,7 @@ class Claiming:
         finally:
             lease.leaving = False
         if answer is not None:
+            lease.lose("its completion was refused")
             self.refuse(claim.key, lease.token, answer)
         lease.release()
         if state == "d":

@@ -29,7 +29,8 @@ class Starts:
         """
         terms = _terms.plain(key, ttl)
         answer = self._claiming.try_start(terms, "")
-        return self._plain_outcome(terms, answer) is BeginOutcome.BEGUN
+        outcome = self._plain_outcome(terms, answer)
+        return outcome in (BeginOutcome.BEGUN, BeginOutcome.RECLAIMED)
 
     def try_begin_or_reclaim(
         self, key: str, *, lock: DistributedLock, lock_resource: str, ttl: Duration = DEFAULT_TTL

@@ -84,6 +84,12 @@ local function lock_at(index)
   return lock
 end
 
+-- Whether these can be a job's state, token, attempts and lease end: if not, its record is foreign.
+local function is_job(state, token, attempts, lapses)
+  return #state == 1 and string.find('pdfx', state, 1, true) and token_of(token)
+    and (not attempts or tonumber(attempts)) and (not lapses or tonumber(lapses))
+end
+
 -- Writes a grant: the fence first, so that no lock is ever ahead of its fence.
 local function grant(lock_key, fence_key, lock, token, owner, by, nonce, lease, retention, delay)
   local since = now_us()

@@ -23,7 +23,7 @@ local by, blocks = job[8], job[9]
 if not state and redis.call('EXISTS', KEYS[1]) == 1 then
   return foreign(1)
 end
-if state and (not string.find('pdfx', state, 1, true) or not attempts or not held) then
+if state and not is_job(state, job[2], job[3], lapses) then
   return foreign(1)
 end
 local fence, bad_fence = fence_at(2)

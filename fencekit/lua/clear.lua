@@ -6,13 +6,16 @@
 -- ARGV[4] life of the record from now (ms), 0 as it is  ARGV[5] channel for the job's waiters
 -- Returns 1 done, 0 there was no such record (or, for 'resolve', its outcome is not unknown)
 
-local job, bad = fields(1, 's', 'l', 'u')
+local job, bad = fields(1, 's', 'l', 'u', 't', 'n')
 if bad then return bad end
 if not job[1] then
   if redis.call('EXISTS', KEYS[1]) == 1 then
     return foreign(1)
   end
   return 0
+end
+if not is_job(job[1], job[4], job[5], job[2]) then
+  return foreign(1)
 end
 if ARGV[1] == 'clear' then
   redis.call('DEL', KEYS[1])

@@ -13,7 +13,7 @@ if not job[1] then
   end
   return {}
 end
-if not string.find('pdfx', job[1], 1, true) or not token_of(job[3]) then
+if not is_job(job[1], job[3], job[2], job[5]) then
   return foreign(1)
 end
 local left = ''

@@ -10,9 +10,12 @@
 -- Returns {1} settled
 --         {0, state or '', token or '', result or false, holder label or ''} not this owner's
 
-local job, bad = fields(1, 's', 't', 'o', 'r', 'b')
+local job, bad = fields(1, 's', 't', 'o', 'r', 'b', 'n', 'l')
 if bad then return bad end
 if not job[1] and redis.call('EXISTS', KEYS[1]) == 1 then
+  return foreign(1)
+end
+if job[1] and not is_job(job[1], job[2], job[6], job[7]) then
   return foreign(1)
 end
 local lock

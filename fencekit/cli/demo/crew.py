@@ -28,7 +28,7 @@ class WorkerFailed(RuntimeError):
 
 
 class WorkerProcess:
-    """One worker: `start` it, `ask` it for one step at a time, `freeze` and `resume` it, `end` it."""
+    """One worker, started: `ask` it for one step at a time, `freeze`, `resume` and `end` it."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.name = setup.name

@@ -164,9 +164,10 @@ class Unfenced:
 
     def finish(self) -> Iterator[Report]:
         """Give the lock back if it is still ours; nothing is remembered."""
-        if self.client.get(self.setup.lock_key) in (self.setup.name, self.setup.name.encode()):
+        own = self.client.get(self.setup.lock_key) in (self.setup.name, self.setup.name.encode())
+        if own:
             self.client.delete(self.setup.lock_key)
-        yield {"what": "finished"}
+        yield {"what": "finished", "freed": own}
 
 
 def written(
