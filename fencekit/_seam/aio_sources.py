@@ -17,11 +17,17 @@ from fencekit import _policy
 from fencekit._seam import shared
 
 
+ENOUGH = 8
+"""From a pool of so many connections one is kept for a moment after use."""
+
+
 class PoolSource:
     """Connections borrowed from the client's own pool while there is something to send."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
+        # From a small pool nothing is kept that somebody else may need.
+        self.spare = getattr(pool, "max_connections", 0) >= ENOUGH
 
     async def get(self, limit: float) -> Any:
         del limit
@@ -41,6 +47,8 @@ class PoolSource:
 
 class OwnSource:
     """One connection that is fencekit's own, with settings of its own."""
+
+    spare = True
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -29,6 +29,10 @@ BATCH = 512
 """Calls in one pipeline: enough to fill a packet, few enough to keep the others' turn short."""
 
 
+LINGER = 0.02
+"""Seconds for which an idle connection is kept: calls often follow each other closely."""
+
+
 class _Pending:
     __slots__ = ("call", "deadline", "error", "future", "timer")
 
@@ -64,6 +68,7 @@ class Wire:
         self._source = source
         self._queue: deque[_Pending] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[bool] | None = None
 
     async def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
@@ -91,7 +96,9 @@ class Wire:
 
     def _submit(self, pending: _Pending) -> None:
         self._queue.append(pending)
-        if self._worker is None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(True)
+        elif self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(
                 self._drain(), name="fencekit-wire"
             )
@@ -123,20 +130,33 @@ class Wire:
                     self._queue.extendleft(reversed(again))
                     failures += 1
                     await asyncio.sleep(_policy.pause(failures))
-                if connection is not None:
+                if connection is not None and not await self._more_soon():
                     kept, connection = connection, None
                     await self._source.put(kept)
-                if not self._queue:
+                if not self._queue and connection is None:
+                    self._worker = None
                     return
         except asyncio.CancelledError as error:  # the loop is being closed
-            for pending in (*batch, *self._queue):
+            self._worker = None  # those who release on their way out get another worker
+            queue, self._queue = self._queue, deque()
+            for pending in (*batch, *queue):
                 pending.fail(error)
-            self._queue.clear()
             if connection is not None:
                 await self._source.drop(connection)
             raise
+
+    async def _more_soon(self) -> bool:
+        """Whether another call comes while the connection is kept for a moment."""
+        if not self._source.spare:
+            return False
+        loop = asyncio.get_running_loop()
+        idle = self._idle = loop.create_future()
+        timer = loop.call_later(LINGER, _end_idling, idle)
+        try:
+            return bool(await idle)
         finally:
-            self._worker = None
+            timer.cancel()
+            self._idle = None
 
     def _take(self) -> list[_Pending]:
         batch: list[_Pending] = []
@@ -202,6 +222,11 @@ class Wire:
             return True
         pending.fail(error)
         return False
+
+
+def _end_idling(idle: asyncio.Future[bool]) -> None:
+    if not idle.done():
+        idle.set_result(False)
 
 
 async def _reply(connection: Any) -> Any:

@@ -51,10 +51,15 @@ end
 local moment = now_us()
 local lease = tonumber(ARGV[5])
 local outcome = 'begun'
-if cookie and string.sub(cookie, 2) == ARGV[3] then
-  if state == 'x' then
-    return {'spent'}
-  end
+local again = cookie and string.sub(cookie, 2) == ARGV[3]
+if again and state == 'x' then
+  return {'spent'}
+end
+if again and ARGV[10] == 'take' then
+  -- Not if its lock has gone since: that may be another's by now, and is not ours to touch.
+  again = lock.owner and lock.nonce == ARGV[3]
+end
+if again then
   -- The same attempt again: the same claim, its lease counted anew.
   if lease > 0 then
     redis.call('HSET', KEYS[1], 'l', digits(moment / 1000 + lease))

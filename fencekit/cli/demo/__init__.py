@@ -56,7 +56,7 @@ def declare(subparsers: _SubParsersAction[Any]) -> None:
         type=_lease,
         default=1.0,
         metavar="SECONDS",
-        help="how long a lease is, 0.5 to 60 (default: 1)",
+        help="how long a lease is, 0.8 to 60 (default: 1)",
     )
     parser.set_defaults(run=_run)
 
@@ -73,8 +73,8 @@ def _lease(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0.5 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"seconds from 0.5 to 60, not {text!r}")
+    if not 0.8 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"seconds from 0.8 to 60, not {text!r}")
     return seconds
 
 

@@ -98,6 +98,8 @@ class Chart:
             if begun.what != "begun":
                 continue
             rank += 1
+            if self._again(number):
+                continue
             later = [event for event in self._events[number:] if event.who == begun.who]
             end = next((e for e in later if e.what in ("lapsed", "finished")), None)
             x, y = self._axis.at(begun.at), self._row(begun.who, "lease")
@@ -106,7 +108,7 @@ class Chart:
             shape = _rect(f"bar {begun.who}", x, y - BAR / 2, max(3.0, stop - x), BAR, 4)
             yield _group(shape, self._text[number])
             label = f"token #{rank}" if self._run.safe else f"{begun.who}'s lock"
-            if stop - x > 7.5 * len(label) + 18 and rank < 3:
+            if stop - x > 7.5 * len(label) + 18:
                 yield _text("on", x + 8, y + 4.5, label)
             if end is not None and end.what == "lapsed":
                 yield from self._belief(begun.who, stop, later[-1].at)
@@ -157,7 +159,7 @@ class Chart:
         for number, event in enumerate(self._events):
             x = self._axis.at(event.at)
             shape, label, kind = self._mark(event)
-            if event.what == "begun" and self._events[number - 1].what == "redelivered":
+            if self._again(number):
                 shape, label, kind = ALARM, "delivered again:\nstarts all over", "red"
             if not shape:
                 continue
@@ -166,6 +168,11 @@ class Chart:
             yield _group(drawn, self._text[number])
             for line, word in enumerate(label.split("\n")):
                 yield _text(f"halo {kind}".strip(), x + 13, y + 4 + 14 * line, word)
+
+    def _again(self, number: int) -> bool:
+        """Whether this event is a start that a redelivery of the finished job caused."""
+        before = self._events[number - 1].what if number else ""
+        return (before, self._events[number].what) == ("redelivered", "begun")
 
     def _mark(self, event: Event) -> tuple[str, str, str]:
         """The shape around 0 0, its label and the label's class; empty for what has no mark."""

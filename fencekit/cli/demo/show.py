@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from redis import RedisCluster
 from redis.exceptions import RedisError
 
 from fencekit import FenceKitError
@@ -149,19 +150,24 @@ def _place(server: RedisServer | ExternalRedis) -> str:
 
 
 def _where(place: str, pids: dict[str, int]) -> str:
-    workers = ", ".join(f"{name} is process {pid}" for name, pid in pids.items())
-    return f"Server: {place}. Workers: {workers}."
+    workers = ", ".join(f"{name} {pid}" for name, pid in pids.items())
+    return f"Server: {place}. Processes: {workers}."
 
 
 def _remove_keys(client: Any, prefix: str) -> None:
     """Leave nothing in somebody's server. A huge one is not searched for ever: all keys expire."""
     until = time.monotonic() + 5
     with contextlib.suppress(RedisError):
-        for key in client.scan_iter(match=f"{prefix}:*", count=1000):
-            client.delete(key)
-            if time.monotonic() > until:
-                break
-        else:
+        nodes = [client]
+        if isinstance(client, RedisCluster):
+            nodes = [node.redis_connection for node in client.get_primaries()]
+        for node in nodes:
+            cursor = -1
+            while cursor and time.monotonic() < until:
+                cursor, keys = node.scan(max(0, cursor), match=f"{prefix}:*", count=1000)
+                for key in keys:
+                    node.delete(key)
+        if time.monotonic() < until:
             return
     print(f"fencekit demo: keys {prefix}:* may be left; they expire within {KEEP:.0f} s",
           file=sys.stderr)  # fmt: skip

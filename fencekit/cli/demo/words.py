@@ -118,8 +118,9 @@ class Narrator:
     def _finished(self, event: Event) -> tuple[Mark, str]:
         result = event.facts.get("result")
         if result is None:
-            kept = "and gives the lock back." if event.facts["freed"] else "and never notices."
-            return "", f"finishes, {kept}"
+            if event.facts["freed"]:
+                return "", "finishes and gives the lock back."
+            return "", "finishes, and does not notice that the lock was no longer its own."
         return (
             "ok",
             f"finishes: the result {json.dumps(result)} is remembered, the lease given back.",
