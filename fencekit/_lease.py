@@ -117,15 +117,19 @@ class Lease:
             reason=reason,
         )
 
-    def renewed(self, sent: float, ttl: float | None = None) -> None:
-        """The server confirmed a renewal that was sent at ``sent``."""
+    def renewed(self, sent: float, ttl: float, *, extended: bool = False) -> None:
+        """The server confirmed that the lease runs for ``ttl`` from ``sent``.
+
+        A beat that an extension overtook says nothing about the new length.
+        """
         with self._mutex:
             if self._state not in (LeaseState.HELD, LeaseState.UNSURE):
                 return
             self._state = LeaseState.HELD
-            self.ttl = ttl or self.ttl
-            self.deadline = _policy.deadline_after(sent, self.ttl)
-            self.next_beat = sent + self.ttl / 3
+            if extended or ttl == self.ttl:
+                self.ttl = ttl
+                self.deadline = _policy.deadline_after(sent, ttl)
+                self.next_beat = sent + ttl / 3
             self.failures = 0
             self._warned = False
         if self._listeners:

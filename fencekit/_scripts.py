@@ -111,12 +111,13 @@ def acquire(
 
 
 def renew(pairs: Iterable[tuple[Lease, Subject]], ttl: float | None = None) -> Call:
+    # With a ttl of its own it is one lock's extension, which may also shorten.
     keys: list[bytes] = []
     args: list[bytes] = []
     for lease, subject in pairs:
         keys += (subject.key, subject.fence)
         args += (
-            subject.kind.encode(),
+            subject.kind.encode() if ttl is None else b"exact",
             subject.owner,
             _number(subject.token),
             _ms(ttl or lease.ttl),

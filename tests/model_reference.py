@@ -426,7 +426,7 @@ class Reference:
             return ("again", outcome, job.attempts, job.token), "I7"
         if job.state == "x":
             return None, ""
-        takable = mine or (
+        takable = (
             job.lapsed
             if job.lease is not None
             else start.lock is not None and not start.takes and lock is None

@@ -113,3 +113,10 @@ class Site:
         told = self.admin.info("commandstats", **options)
         tables = told.values() if self.clustered else [told]
         return sum(table.get(f"cmdstat_{command}", {}).get("calls", 0) for table in tables)
+
+
+def standing(lock: Any, resource: str) -> int:
+    """How many stand in line for the resource in this process (and event loop)."""
+    backends = lock._locking.backends
+    queue = backends.get().room._queues.get(backends.keys.free_channel(resource))
+    return 0 if queue is None else len(queue.places)

@@ -76,9 +76,24 @@ def client_before(servers: Any, **options: Any) -> Any:
     return servers.client(**{**OPTIONS, **options})
 
 
+def plain_client_before(servers: Any, **options: Any) -> Any:
+    """The same, without redis-py's own repeats."""
+    return client_before(servers, retry=Retry(NoBackoff(), 0), **options)
+
+
+def client_at(url: str, **options: Any) -> Any:
+    """A client of this half's kind for a URL."""
+    return Redis.from_url(url, **{**OPTIONS, **options})
+
+
 def client_without_server() -> Any:
     """A client of this half's kind for a port that nobody listens on."""
     return Redis(port=1, retry=Retry(NoBackoff(), 0))
+
+
+def main(function: Callable[..., Any], *args: Any) -> Any:
+    """Run a whole program of this half's kind."""
+    return function(*args)
 
 
 def close(client: Any) -> None:

@@ -126,7 +126,7 @@ class AsyncLock:
         if reason is not None:
             lease.lose(reason)
             raise not_owned(handle, reason, "extend")
-        lease.renewed(sent, duration)
+        lease.renewed(sent, duration, extended=True)
 
     async def release(self, handle: LockHandle) -> None:
         """Give the resource back and wake the next in line.

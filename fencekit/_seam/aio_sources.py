@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from fencekit import _policy
 from fencekit._seam import shared
-
 
 ENOUGH = 8
 """From a pool of so many connections one is kept for a moment after use."""
@@ -48,7 +48,7 @@ class PoolSource:
 class OwnSource:
     """One connection that is fencekit's own, with settings of its own."""
 
-    spare = True
+    spare = False
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -111,14 +111,17 @@ def put_aside(pool: Any, *, close: bool) -> None:
     sockets from a selector that both processes share.
     """
     idle = list(getattr(pool, "_available_connections", ()))
+    if not close:
+        _aside.extend([*idle, *getattr(pool, "_in_use_connections", ())])
     pool.reset()
     if not close:
-        _aside.extend(idle)
         return
     for connection in idle:
         writer = getattr(connection, "_writer", None)
         connection._reader = connection._writer = None
         transport = getattr(writer, "transport", None)
+        with suppress(RuntimeError, AttributeError):
+            transport.abort()  # type: ignore[union-attr]
         socket = getattr(transport, "_sock", None)
         if socket is not None:
             socket.close()

@@ -68,7 +68,9 @@ class Wire:
         self._source = source
         self._queue: deque[_Pending] = deque()
         self._worker: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[bool] | None = None
+        self._kept: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._putting: set[asyncio.Task[None]] = set()
 
     async def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
@@ -96,15 +98,13 @@ class Wire:
 
     def _submit(self, pending: _Pending) -> None:
         self._queue.append(pending)
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(True)
-        elif self._worker is None:
+        if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(
                 self._drain(), name="fencekit-wire"
             )
 
     async def _drain(self) -> None:
-        connection = None
+        connection = self._take_kept()
         batch: list[_Pending] = []
         failures = 0
         try:
@@ -130,12 +130,13 @@ class Wire:
                     self._queue.extendleft(reversed(again))
                     failures += 1
                     await asyncio.sleep(_policy.pause(failures))
-                if connection is not None and not await self._more_soon():
-                    kept, connection = connection, None
-                    await self._source.put(kept)
-                if not self._queue and connection is None:
+                if connection is not None and not self._keep(connection):
+                    used, connection = connection, None
+                    await self._source.put(used)
+                if not self._queue:
                     self._worker = None
                     return
+                connection = self._take_kept()
         except asyncio.CancelledError as error:  # the loop is being closed
             self._worker = None  # those who release on their way out get another worker
             queue, self._queue = self._queue, deque()
@@ -145,18 +146,25 @@ class Wire:
                 await self._source.drop(connection)
             raise
 
-    async def _more_soon(self) -> bool:
-        """Whether another call comes while the connection is kept for a moment."""
+    def _keep(self, connection: Any) -> bool:
+        """Hold an idle connection for a moment, without a task that outlives the loop."""
         if not self._source.spare:
             return False
-        loop = asyncio.get_running_loop()
-        idle = self._idle = loop.create_future()
-        timer = loop.call_later(LINGER, _end_idling, idle)
-        try:
-            return bool(await idle)
-        finally:
-            timer.cancel()
-            self._idle = None
+        self._kept = connection
+        self._timer = asyncio.get_running_loop().call_later(LINGER, self._put_back)
+        return True
+
+    def _take_kept(self) -> Any:
+        if self._timer is not None:
+            self._timer.cancel()
+        connection, self._kept, self._timer = self._kept, None, None
+        return connection
+
+    def _put_back(self) -> None:
+        connection = self._take_kept()
+        task = asyncio.get_running_loop().create_task(self._source.put(connection))
+        self._putting.add(task)
+        task.add_done_callback(self._putting.discard)
 
     def _take(self) -> list[_Pending]:
         batch: list[_Pending] = []
@@ -222,11 +230,6 @@ class Wire:
             return True
         pending.fail(error)
         return False
-
-
-def _end_idling(idle: asyncio.Future[bool]) -> None:
-    if not idle.done():
-        idle.set_result(False)
 
 
 async def _reply(connection: Any) -> Any:

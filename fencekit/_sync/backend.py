@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from fencekit import _policy
 from fencekit._sync.heartbeat import Heartbeat
 from fencekit._sync.store import RedisStore
 from fencekit._sync.waiting import WaitingRoom
@@ -18,11 +19,16 @@ from fencekit.keys import KeySpace
 
 _backends: weakref.WeakValueDictionary[tuple[Any, ...], Backend] = weakref.WeakValueDictionary()
 
+# Backends of a forking parent. They are not touched, nor dropped: closing their connections here
+# could reach into an event loop's selector that both processes share.
+_inherited: list[Backend] = []
+
 
 class Backend:
     """One client's store, heartbeat and waiting room."""
 
     def __init__(self, client: Any, keys: KeySpace) -> None:
+        self.pid = _policy.pid()
         self._client = client
         link = seam.Link(client)
         self.store = RedisStore(link, keys)
@@ -62,6 +68,8 @@ class Backends:
         backend = _backends.get(name)
         if backend is None:
             backend = _backends[name] = Backend(self._client, self.keys)
+        if self._backend is not None and self._backend.pid != backend.pid:
+            _inherited.append(self._backend)
         self._identity, self._backend = identity, backend
         return backend
 

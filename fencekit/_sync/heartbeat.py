@@ -12,6 +12,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 import heapq
+import math
 import weakref
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -24,6 +25,20 @@ from fencekit.keys import key_slot
 
 BATCH = 256
 """Leases in one script call: about a millisecond of the server's time."""
+
+
+class _Beat:
+    """What one beat learns of one lease, subject by subject."""
+
+    __slots__ = ("failed", "lease", "lost", "open", "sent", "ttl")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.ttl = lease.ttl
+        self.open = len(lease.subjects)
+        self.sent = math.inf
+        self.lost: str | None = None
+        self.failed: Exception | None = None
 
 
 class Heartbeat:
@@ -116,33 +131,34 @@ class Heartbeat:
         return True
 
     def _beat(self, leases: list[Lease]) -> None:
-        lost: dict[Lease, str] = {}
-        failed: dict[Lease, Exception] = {}
-        sent: dict[Lease, float] = {}
+        beats = {lease: _Beat(lease) for lease in leases}
         for pairs in self._batches(leases):
-            budget = min(lease.ttl for lease, _ in pairs) / 6
+            told = [beats[lease] for lease, _ in pairs]
+            budget = min(beat.ttl for beat in told) / 6
             try:
                 reasons, when = self._store.renew(pairs, deadline=_policy.now() + budget)
             except Exception as error:  # could not ask: unsure, never lost
-                failed.update((lease, error) for lease, _ in pairs)
+                for beat in told:
+                    beat.failed = error
+                    self._conclude(beat)
                 continue
-            for (lease, _), reason in zip(pairs, reasons, strict=True):
-                sent[lease] = min(when, sent.get(lease, when))
-                if reason is not None:
-                    lost[lease] = reason
-        for lease in leases:
-            self._conclude(lease, lost.get(lease), failed.get(lease), sent.get(lease))
+            for beat, reason in zip(told, reasons, strict=True):
+                beat.sent = min(when, beat.sent)
+                beat.lost = beat.lost or reason
+                self._conclude(beat)
 
-    def _conclude(
-        self, lease: Lease, lost: str | None, failed: Exception | None, sent: float | None
-    ) -> None:
-        if lost is not None:
+    def _conclude(self, beat: _Beat) -> None:
+        beat.open -= 1
+        if beat.open:
+            return
+        lease = beat.lease
+        if beat.lost is not None:
             if not lease.leaving:
-                lease.lose(lost)
-        elif failed is not None:
-            lease.renewal_failed(failed)
-        elif sent is not None:
-            lease.renewed(sent)
+                lease.lose(beat.lost)
+        elif beat.failed is not None:
+            lease.renewal_failed(beat.failed)
+        else:
+            lease.renewed(beat.sent, beat.ttl)
         with self._mutex:
             if lease in self._kept:
                 self._push(lease)

@@ -165,7 +165,8 @@ class Request:
                 if handle is not None:
                     next_asks = _policy.now() + self._wish.ttl
                     return handle
-                left = math.inf if self._refusal is None else self._refusal.left or math.inf
+                left = None if self._refusal is None else self._refusal.left
+                left = math.inf if left is None else left + 0.001  # a key lives through its last ms
         finally:
             backend.room.leave(place, ask_at=next_asks)
         return self._ask(backend)  # the last chance, and whom to name in the error

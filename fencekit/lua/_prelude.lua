@@ -90,6 +90,22 @@ local function is_job(state, token, attempts, lapses)
     and (not attempts or tonumber(attempts)) and (not lapses or tonumber(lapses))
 end
 
+-- Lets the lease at `key` run for so long from now. Only `exactly` may bring its end forward: a beat
+-- or a late copy of an acquire may have been overtaken by an extension.
+local function run_for(key, ends, lease, delay, exactly)
+  if delay > 0 then
+    local moment = now_us() / 1000 + lease
+    if exactly or not ends or tonumber(ends) < moment then
+      redis.call('HSET', key, 'until', digits(moment))
+    end
+  end
+  if exactly then
+    redis.call('PEXPIRE', key, digits(lease + delay))
+  else
+    keep_for(key, digits(lease + delay))
+  end
+end
+
 -- Writes a grant: the fence first, so that no lock is ever ahead of its fence.
 local function grant(lock_key, fence_key, lock, token, owner, by, nonce, lease, retention, delay)
   local since = now_us()

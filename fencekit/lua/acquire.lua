@@ -18,10 +18,7 @@ if lock.nonce == ARGV[3] then
   if not lock.owner then
     return {-1}
   end
-  redis.call('PEXPIRE', KEYS[1], digits(ARGV[4] + delay))
-  if delay > 0 then
-    redis.call('HSET', KEYS[1], 'until', digits(now_us() / 1000 + ARGV[4]))
-  end
+  run_for(KEYS[1], lock.ends, tonumber(ARGV[4]), delay, false)
   return {1, lock.text}
 end
 if lock.owner then

@@ -34,8 +34,10 @@ if KEYS[3] then
   if bad then return bad end
 end
 if ARGV[10] == 'take' then
-  fence, bad_fence = fence_at(4)
+  local taken
+  taken, bad_fence = fence_at(4)
   if bad_fence then return bad_fence end
+  fence = math.max(fence, taken)
 end
 
 if state and ARGV[6] ~= '' and known and known ~= ARGV[6] then

@@ -9,12 +9,13 @@
 -- Returns {1, newest token, reply...} applied
 --         {0, newest token} refused
 
-local newest, bad = fence_at(1)
+local fence, bad = fence_at(1)
 if bad then return bad end
+local newest = fence
 if ARGV[1] == 'job' then
   local job, bad_job = fields(3, 't')
   if bad_job then return bad_job end
-  newest = math.max(newest, token_of(job[1]) or 0)
+  newest = math.max(fence, token_of(job[1]) or 0)
 end
 local remember = tonumber(ARGV[4])
 if remember > 0 then
@@ -29,7 +30,8 @@ if token < newest then
   return {0, digits(newest)}
 end
 
-if token > newest or (ARGV[1] == 'job' and redis.call('EXISTS', KEYS[1]) == 0) then
+-- (A job's token may be the newest one and its fence older: the record may go, the fence stays.)
+if token > fence then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 else
   keep_for(KEYS[1], ARGV[3])

@@ -1,11 +1,11 @@
 -- Extends many leases, each only if it is still its owner's. Never creates one, never shortens to nothing.
 --
 -- KEYS[2i-1] lock or job  KEYS[2i] its fence, for each lease i
--- ARGV[6i-5] kind, 'lock' or 'job'  ARGV[6i-4] owner  ARGV[6i-3] token
+-- ARGV[6i-5] 'lock' or 'job', 'exact' for a lock's lease that may be shortened  ARGV[6i-4] owner  ARGV[6i-3] token
 -- ARGV[6i-2] lease (ms)  ARGV[6i-1] retention of the fence (ms)  ARGV[6i] lock delay (ms)
 -- Returns a list: 1 for a renewed lease, else the text of why it is lost
 
-local function renew_lock(key, fence_key, index, owner, text, lease, retention, delay)
+local function renew_lock(key, fence_key, index, owner, text, lease, retention, delay, exactly)
   local lock, bad = lock_at(index)
   if bad then
     return 'something else is at its key'
@@ -30,15 +30,12 @@ local function renew_lock(key, fence_key, index, owner, text, lease, retention, 
     return 'fenced out by token ' .. digits(fence)
   end
   local life = lease + delay
-  if fence == 0 then
+  if fence < lock.token then
     redis.call('SET', fence_key, text, 'PX', digits(math.max(retention, life)))
   else
     keep_for(fence_key, digits(math.max(retention, life)))
   end
-  if delay > 0 then
-    redis.call('HSET', key, 'until', digits(now_us() / 1000 + lease))
-  end
-  redis.call('PEXPIRE', key, digits(life))
+  run_for(key, lock.ends, lease, delay, exactly)
   return 1
 end
 
@@ -69,11 +66,12 @@ local answers = {}
 for i = 1, #KEYS / 2 do
   local key, fence_key, at = KEYS[2 * i - 1], KEYS[2 * i], 6 * i - 5
   local owner, text, lease = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
-  if ARGV[at] == 'lock' then
-    local retention, delay = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
-    answers[i] = renew_lock(key, fence_key, 2 * i - 1, owner, text, lease, retention, delay)
-  else
+  if ARGV[at] == 'job' then
     answers[i] = renew_job(key, 2 * i - 1, owner, text, lease)
+  else
+    local retention, delay = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
+    answers[i] = renew_lock(
+      key, fence_key, 2 * i - 1, owner, text, lease, retention, delay, ARGV[at] == 'exact')
   end
 end
 return answers

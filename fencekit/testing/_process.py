@@ -166,10 +166,11 @@ def answers(port: int, pid: int, password: str | None, timeout: float) -> bool |
     commands: list[tuple[str, ...]] = [("AUTH", password)] if password else []
     commands += [("PING",), ("INFO", "server")]
     try:
-        with socket.create_connection((HOST, port), timeout) as connection:
-            connection.settimeout(timeout)
+        with (
+            socket.create_connection((HOST, port), timeout) as connection,
+            connection.makefile("rb") as replies,
+        ):
             connection.sendall(b"".join(map(_packed, commands)))
-            replies = connection.makefile("rb")
             if password:
                 replies.readline()
             ping = replies.readline()

@@ -97,7 +97,19 @@ class ClusterServers:
         """A new `redis.cluster.RedisCluster`; the caller closes it."""
         from redis.cluster import RedisCluster
 
-        client: RedisCluster = RedisCluster.from_url(self.url, **options)
+        class Client(RedisCluster):
+            """Closes the nodes' connections, which redis-py leaves to the garbage collector."""
+
+            def close(self) -> None:
+                nodes: list[Any] = []
+                with contextlib.suppress(AttributeError):  # it never got as far as knowing them
+                    nodes = list(self.nodes_manager.nodes_cache.values())
+                super().close()
+                for node in nodes:
+                    if node.redis_connection is not None:
+                        node.redis_connection.connection_pool.disconnect()
+
+        client: RedisCluster = Client.from_url(self.url, **options)
         return client
 
     def async_client(self, **options: Any) -> AsyncRedisCluster:

@@ -24,7 +24,7 @@ from fencekit._seam import aio as seam
 from fencekit.events import Event, Granted, Lost, Released, Renewed
 from fencekit.testing import RedisServer
 from tests import aio as both
-from tests.site import Site
+from tests.site import Site, standing
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,9 +142,9 @@ async def test_max_hold_ends_the_renewals_of_code_that_hangs(
     lock: AsyncLock, client: Any, events: list[Event]
 ) -> None:
     # scenario 41
-    second = both.Running(lambda: _second(AsyncLock(client)))
     with pytest.raises(LeaseLost) as lost:
         async with lock.hold("a", ttl=0.6, max_hold=0.9) as handle:
+            second = both.Running(lambda: AsyncLock(client).acquire("a", ttl=5, wait=20))
             await work_until_lost(handle)
     assert lost.value.reason == "its deadline passed without a renewal"
     assert count(events, Lost) == 1
@@ -232,9 +232,10 @@ async def test_a_broken_holder_is_told_why_and_its_writes_bounce(
     lock: AsyncLock, gate: AsyncFenceGate, client: Any
 ) -> None:
     operator = AsyncLock(client)
-    waiter = both.Running(lambda: _second(operator))
     with pytest.raises(LeaseLost) as lost:
         async with lock.hold("a", ttl=1.2) as handle:
+            waiter = both.Running(lambda: operator.acquire("a", ttl=30, wait=20))
+            await both.until(lambda: standing(operator, "a"))
             held = await operator.break_lock("a", reason="wrong batch")
             assert held is not None
             assert held.token == handle.token.value
@@ -245,13 +246,6 @@ async def test_a_broken_holder_is_told_why_and_its_writes_bounce(
     assert heir.token > handle.token
     assert lost.value.reason is not None
     assert lost.value.reason.startswith(("broken: wrong batch", "taken over by "))
-
-
-async def _second(lock: AsyncLock) -> LockHandle:
-    """Waits until somebody holds it, then stands in line."""
-    while await lock.inspect("a") is None:
-        await seam.sleep(0.005)
-    return await lock.acquire("a", ttl=30, wait=20)
 
 
 async def test_a_broken_holder_without_an_heir_hears_the_reason(

@@ -24,7 +24,7 @@ from fencekit._seam import threads as seam
 from fencekit.events import Event, Granted, Lost, Released, Renewed
 from fencekit.testing import RedisServer
 from tests import threads as both
-from tests.site import Site
+from tests.site import Site, standing
 
 pytestmark = pytest.mark.threads
 
@@ -142,9 +142,9 @@ def test_max_hold_ends_the_renewals_of_code_that_hangs(
     lock: DistributedLock, client: Any, events: list[Event]
 ) -> None:
     # scenario 41
-    second = both.Running(lambda: _second(DistributedLock(client)))
     with pytest.raises(LeaseLost) as lost:
         with lock.hold("a", ttl=0.6, max_hold=0.9) as handle:
+            second = both.Running(lambda: DistributedLock(client).acquire("a", ttl=5, wait=20))
             work_until_lost(handle)
     assert lost.value.reason == "its deadline passed without a renewal"
     assert count(events, Lost) == 1
@@ -232,9 +232,10 @@ def test_a_broken_holder_is_told_why_and_its_writes_bounce(
     lock: DistributedLock, gate: FenceGate, client: Any
 ) -> None:
     operator = DistributedLock(client)
-    waiter = both.Running(lambda: _second(operator))
     with pytest.raises(LeaseLost) as lost:
         with lock.hold("a", ttl=1.2) as handle:
+            waiter = both.Running(lambda: operator.acquire("a", ttl=30, wait=20))
+            both.until(lambda: standing(operator, "a"))
             held = operator.break_lock("a", reason="wrong batch")
             assert held is not None
             assert held.token == handle.token.value
@@ -245,13 +246,6 @@ def test_a_broken_holder_is_told_why_and_its_writes_bounce(
     assert heir.token > handle.token
     assert lost.value.reason is not None
     assert lost.value.reason.startswith(("broken: wrong batch", "taken over by "))
-
-
-def _second(lock: DistributedLock) -> LockHandle:
-    """Waits until somebody holds it, then stands in line."""
-    while lock.inspect("a") is None:
-        seam.sleep(0.005)
-    return lock.acquire("a", ttl=30, wait=20)
 
 
 def test_a_broken_holder_without_an_heir_hears_the_reason(

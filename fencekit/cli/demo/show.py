@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from redis import RedisCluster
 from redis.exceptions import RedisError
 
 from fencekit import FenceKitError
@@ -70,7 +70,7 @@ def _run(
         )
         prepare(setup.database)
         client = stack.enter_context(contextlib.closing(setup.connect()))
-        stack.callback(_remove_keys, client, setup.prefix)
+        stack.callback(_remove_keys, client, setup.prefix, cluster=setup.cluster)
         crew = [
             stack.enter_context(_worker(replace(setup, name=name), folder)) for name in ("A", "B")
         ]
@@ -154,13 +154,12 @@ def _where(place: str, pids: dict[str, int]) -> str:
     return f"Server: {place}. Processes: {workers}."
 
 
-def _remove_keys(client: Any, prefix: str) -> None:
+def _remove_keys(client: Any, prefix: str, *, cluster: bool) -> None:
     """Leave nothing in somebody's server. A huge one is not searched for ever: all keys expire."""
     until = time.monotonic() + 5
     with contextlib.suppress(RedisError):
-        nodes = [client]
-        if isinstance(client, RedisCluster):
-            nodes = [node.redis_connection for node in client.get_primaries()]
+        primaries = client.get_primaries() if cluster else ()
+        nodes = [node.redis_connection for node in primaries] or [client]
         for node in nodes:
             cursor = -1
             while cursor and time.monotonic() < until:
@@ -199,6 +198,9 @@ def _ended_by_signals() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals, and only it is interrupted by them
+        return
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, leave) for number in numbers]
     try:

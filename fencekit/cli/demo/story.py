@@ -118,7 +118,7 @@ class Story:
         if not self.setup.safe:
             return _text(self.client.get(self.setup.lock_key)) or ""
         info = self._lock.inspect(ORDER)
-        return "" if info is None else info.holder[-1]
+        return "" if info is None else info.holder.split()[-1]  # "host/pid/worker A"
 
     def _note(self, worker: WorkerProcess, report: dict[str, Any]) -> Event:
         facts = {name: value for name, value in report.items() if name not in ("at", "what")}
