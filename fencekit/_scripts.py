@@ -54,10 +54,11 @@ class Call:
     """One attempt: a script with its keys and arguments, the same bytes however often it is sent.
 
     ``sent`` is the time before its last sending, ``attempts`` how often it may have been sent.
-    ``follow`` is a command that must travel right behind it (WAIT); its reply is in ``followed``.
+    ``follow`` is a command that must travel right behind it (WAIT); its reply is in ``followed``
+    and may take ``patience`` seconds longer than another.
     """
 
-    __slots__ = ("args", "attempts", "follow", "followed", "keys", "script", "sent")
+    __slots__ = ("args", "attempts", "follow", "followed", "keys", "patience", "script", "sent")
 
     def __init__(self, script: Script, keys: Sequence[bytes], args: Sequence[bytes]) -> None:
         self.script = script
@@ -67,6 +68,7 @@ class Call:
         self.attempts = 0
         self.follow: bytes | None = None
         self.followed: Any = None
+        self.patience = 0.0
 
     def packed(self) -> bytes:
         """What goes over the wire."""

@@ -385,9 +385,9 @@ def test_wrong_usage_ends_with_two(
     + [(signal.SIGKILL, -9)] * (sys.platform == "linux"),
 )
 def test_ended_half_way_it_leaves_no_process_not_even_a_frozen_one(
-    number: int, status: int
+    number: int, status: int, tmp_path: Path
 ) -> None:
-    with half_way() as run:
+    with half_way(tmp_path) as run:
         started = run.children()
         assert set(run.workers) <= set(started)
         assert len(started) == 3  # and the server
@@ -398,10 +398,11 @@ def test_ended_half_way_it_leaves_no_process_not_even_a_frozen_one(
             time.sleep(0.01)
         assert [pid for pid in started if lives(pid)] == []
         assert "Traceback" not in run.said()
+        assert number == signal.SIGKILL or list(tmp_path.iterdir()) == []
 
 
-def test_reader_that_leaves_ends_it_quietly() -> None:
-    with half_way(lease="0.8") as run:
+def test_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
+    with half_way(tmp_path, lease="0.8") as run:
         started = run.children()
         assert run.process.stdout is not None
         run.process.stdout.close()
@@ -435,10 +436,10 @@ class HalfWay:
 
 
 @contextlib.contextmanager
-def half_way(lease: str = "30") -> Iterator[HalfWay]:
+def half_way(folder: Path, lease: str = "30") -> Iterator[HalfWay]:
     process = subprocess.Popen(
         [*COMMAND, "demo", "--lease", lease],
-        env=environment(),
+        env=environment(TMPDIR=str(folder)),  # what is killed cannot remove its folders
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -34,6 +34,8 @@ class Guarded:
 
     def close(self, exc: tuple[Any, Any, Any]) -> bool:
         """End the block; true if it was cut short for the loss of its lease."""
+        if self._lease.inherited:  # the scope is a parent's too, and so is its event loop
+            return False
         return self._scope.__exit__(*exc)
 
     async def leave(self, give_back: Any, *, though_late: bool = False) -> LeaseLost | None:
@@ -42,8 +44,10 @@ class Guarded:
         `though_late` tries also when only the own clock has given the lease up.
         """
         lease = self._lease
+        if lease.inherited:  # before the heartbeat: a parent's thread may have held its mutex
+            return None
         self._heartbeat.remove(lease)
-        if lease.inherited or lease.state is LeaseState.RELEASED:
+        if lease.state is LeaseState.RELEASED:
             return None
         try:
             if not (though_late and lease.lapsed):

@@ -180,7 +180,7 @@ class Wire:
 
     async def _exchange(self, connection: Any, batch: list[_Pending]) -> list[_Pending]:
         """Send the batch and hand out its replies; returns the calls to try again."""
-        limit = self._limit(batch)
+        limit = self._limit(batch) + sum(pending.call.patience for pending in batch)
         timeout = connection.socket_timeout
         if timeout and timeout <= limit:
             return await self._talk(connection, batch)
@@ -201,7 +201,7 @@ class Wire:
         for pending in batch:
             reply = await _reply(connection)
             if pending.call.follow is not None:
-                pending.call.followed = await _reply(connection)
+                pending.call.followed = await _reply(connection, pending.call.patience)
             if not isinstance(reply, Exception):
                 pending.answer(reply)
                 continue
@@ -232,9 +232,15 @@ class Wire:
         return False
 
 
-async def _reply(connection: Any) -> Any:
+async def _reply(connection: Any, patience: float = 0.0) -> Any:
+    limit = connection.socket_timeout
     try:
-        return await connection.read_response(disable_decoding=True)
+        if not patience or not limit:
+            return await connection.read_response(disable_decoding=True)
+        reply = await connection.read_response(disable_decoding=True, timeout=limit + patience)
+        if reply is None:
+            raise RedisTimeoutError("no answer from Redis in time")
+        return reply
     except ResponseError as error:
         return error
     except RedisConnectionError as error:

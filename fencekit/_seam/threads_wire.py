@@ -99,7 +99,7 @@ class Wire:
         connection.send_packed_command([call.packed()], check_health=False)
         reply = _reply(connection, limit)
         if call.follow is not None:
-            call.followed = _reply(connection, limit)
+            call.followed = _reply(connection, limit + call.patience)
         if isinstance(reply, Exception):
             call.attempts -= shared.did_not_run(reply)
         return reply

@@ -68,8 +68,9 @@ class RedisStore:
         limit = b"%d" % _policy.milliseconds(durability.timeout)
         count = b"%d" % durability.replicas
         waiting = (b"WAITAOF", b"1", count, limit) if durability.disk else (b"WAIT", count, limit)
-        call.follow = _scripts.command(*waiting)
-        reply = self._link.durable.run(call, deadline=deadline, undo=undo)
+        call.follow, call.patience = _scripts.command(*waiting), durability.timeout
+        until = deadline + durability.timeout
+        reply = self._link.durable.run(call, deadline=until, undo=undo)
         reached = call.followed
         if isinstance(reached, Exception):
             self._link.calls.post(undo)

@@ -71,11 +71,15 @@ async def test_a_holder_never_counts_on_more_time_than_the_server_gives(
 ) -> None:
     # I9
     async with lock.hold("a", ttl=0.6) as handle:
-        for _ in range(50):
+        compared = 0
+        while count(events, Renewed) < 4 or compared < 20:
+            deadline = handle._lease and handle._lease.deadline
             left = site.admin.pttl(site.keys.lock("a")) / 1000
-            assert handle.remaining <= left
+            remaining = handle.remaining
+            if handle._lease and handle._lease.deadline == deadline:  # not renewed meanwhile
+                assert remaining <= left
+                compared += 1
             await seam.sleep(0.02)
-        assert count(events, Renewed) >= 2
 
 
 async def test_a_lease_extended_in_its_block_is_kept_at_its_new_length(
@@ -214,6 +218,7 @@ async def test_a_lease_taken_by_another_is_lost_with_the_next_renewal(
 
     with pytest.raises(LeaseLost) as lost:
         async with lock.hold("a", ttl=1.2) as handle:
+            await lock.extend(handle)  # the server knows the script from now on
             before = site.calls()
             await work_until_lost(handle, overwrite)
     assert handle.lost

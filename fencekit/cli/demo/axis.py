@@ -13,11 +13,11 @@ class Axis:
     """Places times between two positions; a time in a silence that was cut lies in its middle part.
 
     >>> axis = Axis([0.0, 1.0, 2.0], 100.0, 300.0)
-    >>> axis.at(0.5), list(axis.ticks()), axis.cuts
-    (150.0, [0.0, 0.5, 1.0, 1.5, 2.0], [])
+    >>> round(axis.at(0.5)), list(axis.ticks()), axis.cuts
+    (150, [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0], [])
     >>> long = Axis([0.0, 1.0, 11.0], 100.0, 300.0)
-    >>> long.at(1.0), long.at(11.0), long.cuts
-    (200.0, 300.0, [(1.4, 10.6)])
+    >>> round(long.at(1.0)), round(long.at(11.0)), long.cuts
+    (200, 300, [(1.4, 10.6)])
     """
 
     def __init__(self, times: Iterable[float], left: float, right: float) -> None:

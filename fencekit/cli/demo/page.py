@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from .chart import ALARM, CROSS, Chart
-from .timeline import Run, Verdict
+from .timeline import Run, Verdict, stale_writes
 from .words import INTRO, TITLE, Line, Mark, Narrator
 
 STYLE = """
@@ -154,6 +154,8 @@ def _legend(run: Run) -> Iterator[str]:
     )
     yield _entry('<rect class="pause" x="0" y="0" width="26" height="20"/>', "process frozen")
     yield _entry('<circle class="dot A" cx="13" cy="10" r="7"/>', "write accepted")
+    if any(event.facts["accepted"] for event in stale_writes(run.events)):
+        yield _entry(f'<g transform="translate(13 10)">{ALARM}</g>', "stale write accepted")
     if run.safe:
         yield _entry(
             f'<g transform="translate(13 10)">{CROSS}</g>', "stale write or finish refused"
@@ -161,7 +163,6 @@ def _legend(run: Run) -> Iterator[str]:
         yield _entry('<path class="dot B" d="M6 3h14v14h-14z"/>', "job finished, result stored")
         yield _entry('<path class="dot B" d="M13 1l9 9l-9 9l-9 -9z"/>', "result from memory")
     else:
-        yield _entry(f'<g transform="translate(13 10)">{ALARM}</g>', "stale write accepted")
         yield _entry('<path class="dot B" d="M6 3h14v14h-14z"/>', "job finished")
 
 
