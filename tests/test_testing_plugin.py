@@ -18,7 +18,8 @@ def run(tmp_path: Path, code: str, *options: str, **variables: str) -> str:
     (tmp_path / "test_it.py").write_text(textwrap.dedent(code))
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     environment = {k: v for k, v in os.environ.items() if k != "FENCEKIT_REDIS_URL"}
-    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)} | variables
+    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path} | variables
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "fencekit.testing.plugin", *options],
         cwd=tmp_path,

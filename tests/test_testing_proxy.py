@@ -56,11 +56,12 @@ def until(true: Callable[[], object], timeout: float = 10) -> None:
         time.sleep(0.005)
 
 
-def patient(client: redis.Redis) -> None:
-    """Let the client wait for long, for a machine that is busy."""
-    client.connection_pool.connection_kwargs["socket_timeout"] = 30
-    client.connection_pool.disconnect()
-    client.ping()
+@pytest.fixture
+def patient(proxy: Proxy, direct: redis.Redis) -> Iterator[redis.Redis]:
+    """As `client`, but one that waits for long."""
+    with proxy.client(socket_timeout=30, retry=ONCE) as connected:
+        connected.ping()
+        yield connected
 
 
 # -- life ----------------------------------------------------------------------------------------
@@ -116,11 +117,10 @@ def test_a_start_that_fails_leaves_no_thread(server: RedisServer) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_lot_of_bytes_pass_whole(client: redis.Redis) -> None:
+def test_a_lot_of_bytes_pass_whole(patient: redis.Redis) -> None:
     big = bytes(range(256)) * 30_000
-    patient(client)
-    client.set("big", big)
-    assert client.get("big") == big
+    patient.set("big", big)
+    assert patient.get("big") == big
 
 
 def test_a_server_that_ends_ends_the_connections() -> None:
@@ -178,12 +178,11 @@ def test_round_trips_bytes_and_connections_are_counted(proxy: Proxy, client: red
 
 @pytest.mark.parametrize("direction", ["request", "reply", "both"])
 def test_a_delay_is_added_to_the_direction(
-    proxy: Proxy, client: redis.Redis, direct: redis.Redis, direction: str
+    proxy: Proxy, patient: redis.Redis, direct: redis.Redis, direction: str
 ) -> None:
-    patient(client)
     proxy.delay(0.3, direction)  # type: ignore[arg-type]
     begun = time.monotonic()
-    worker = threading.Thread(target=client.incr, args=("n",))
+    worker = threading.Thread(target=patient.incr, args=("n",))
     worker.start()
     until(lambda: direct.get("n") == b"1")
     done = time.monotonic() - begun
@@ -193,7 +192,7 @@ def test_a_delay_is_added_to_the_direction(
     assert (done >= 0.3) == (direction != "reply")
     proxy.delay(0)
     begun = time.monotonic()
-    client.ping()
+    patient.ping()
     assert time.monotonic() - begun < 0.3
 
 
@@ -257,11 +256,10 @@ def test_a_stall_holds_everything_and_flow_lets_it_go_late(
     assert client.incr("n") == 2
 
 
-def test_a_stall_is_seen_by_a_waiting_client(proxy: Proxy, client: redis.Redis) -> None:
+def test_a_stall_is_seen_by_a_waiting_client(proxy: Proxy, patient: redis.Redis) -> None:
     results: list[object] = []
-    patient(client)
     proxy.stall()
-    worker = threading.Thread(target=lambda: results.append(client.incr("n")))
+    worker = threading.Thread(target=lambda: results.append(patient.incr("n")))
     worker.start()
     worker.join(0.1)
     assert worker.is_alive()

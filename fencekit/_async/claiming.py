@@ -195,10 +195,13 @@ class Claiming:
             retention=self.retention, delay=0.0, deadline=self.deadline(),
         )  # fmt: skip
         if not isinstance(grant, _replies.Grant):
-            # Whether the job is done matters more than who holds its lock.
+            # Whether the job is done or runs matters more than who holds its lock.
             record = await store.job(terms.key, deadline=self.deadline())
             if record is not None and record.state in "df":
                 return self.claim_for(terms, await self.try_start(terms, ""))
+            if record is not None and record.state == "p" and (record.left or 1) > 0:
+                running = _replies.Running(record.attempts, record.left, record.holder)
+                return self.claim_for(terms, running)
             left = grant.left if isinstance(grant, _replies.Refusal) else None
             holder = grant.holder if isinstance(grant, _replies.Refusal) else ""
             return self.claim_for(terms, _replies.Running(0, left, holder, True))

@@ -39,9 +39,10 @@ from ._process import (
 class RedisServer(Clients):
     """A real server of your own: `start` it, hurt it, and nothing of it is left after `stop`.
 
-    `persistence` is None (memory only), ``"aof"`` (fsync each second), ``"aof-always"`` (fsync
-    before each reply) or ``"rdb"`` (a snapshot at a clean shutdown). `directory` keeps the data in
-    a folder of yours, which is not removed. `config` takes further lines of ``redis.conf``.
+    `persistence` is None (memory only), ``"aof"`` (a crash may lose the last two seconds when the
+    disk is busy), ``"aof-always"`` (on disk before each reply) or ``"rdb"`` (a snapshot at a clean
+    shutdown). `directory` keeps the data in a folder of yours, which is not removed. `config` takes
+    further lines of ``redis.conf``.
     With `unix_socket`, `url` is the socket's; the TCP port stays open.
 
     Raises `ServerNotFound` if there is no binary, `ServerError` if the server does not come up.

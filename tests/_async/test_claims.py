@@ -24,7 +24,6 @@ from fencekit import (
     LockNotAcquired,
     idempotency_key,
 )
-from fencekit._seam import aio as seam
 from fencekit.events import (
     Abandoned,
     Begun,
@@ -603,8 +602,8 @@ async def test_a_finished_claim_wakes_who_waits_for_its_lock(
 ) -> None:
     claim = await guard.begin("job", lock=name, lease=60)
     waiting = both.Running(partial(lock.acquire, name, wait=20))
-    while (found := await lock.inspect(name)) is None or not found.waiters:
-        await seam.sleep(0.005)
+    room = lock._locking.backends.get().room
+    await both.until(lambda: room.occupied(lock._locking.backends.keys.free_channel(name)))
     assert not waiting.done
     await guard.finish(claim, 1)
     handle = await waiting.result(15.0)

@@ -24,7 +24,6 @@ from fencekit import (
     LockNotAcquired,
     idempotency_key,
 )
-from fencekit._seam import threads as seam
 from fencekit.events import (
     Abandoned,
     Begun,
@@ -603,8 +602,8 @@ def test_a_finished_claim_wakes_who_waits_for_its_lock(
 ) -> None:
     claim = guard.begin("job", lock=name, lease=60)
     waiting = both.Running(partial(lock.acquire, name, wait=20))
-    while (found := lock.inspect(name)) is None or not found.waiters:
-        seam.sleep(0.005)
+    room = lock._locking.backends.get().room
+    both.until(lambda: room.occupied(lock._locking.backends.keys.free_channel(name)))
     assert not waiting.done
     guard.finish(claim, 1)
     handle = waiting.result(15.0)

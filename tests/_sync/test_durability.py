@@ -37,9 +37,10 @@ def own(primary: RedisServer, replica: RedisServer) -> Iterator[Site]:
     """A primary whose one replica is in step."""
     site = Site.at(primary)
     site.flush()
-    site.admin.set("step", 1)
-    with replica.client() as copy:
-        while not copy.exists("step"):
+    step = str(time.monotonic())
+    site.admin.set("step", step)
+    with replica.client(decode_responses=True) as copy:
+        while copy.get("step") != step:
             time.sleep(0.01)
     yield site
     site.close()
