@@ -74,10 +74,10 @@ def install(session: nox.Session, *more: str) -> None:
     session.install("--no-compile", *arguments, *more)
 
 
-def suite(session: nox.Session, *runner: str, paths: tuple[str, ...] = (), **env: str) -> None:
+def suite(session: nox.Session, *paths: str, runner: str = "pytest", **env: str) -> None:
     """Run those tests, or all, or what follows `--` on nox's command line."""
     _tested.add(session.python if isinstance(session.python, str) else RUNNING)
-    session.run(*(runner or ("pytest",)), *PARALLEL, *(session.posargs or paths), env=env)
+    session.run(*runner.split(), *PARALLEL, *(session.posargs or paths), env=env)
 
 
 @nox.session
@@ -105,7 +105,7 @@ def tests(session: nox.Session) -> None:
         return
     data = {"COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
-    suite(session, "coverage", "run", "-m", "pytest", **data)
+    suite(session, runner="coverage run -m pytest", **data)
     session.run("coverage", "combine", "--quiet", env=data)
     # Part of the suite covers part of the package: only a whole run is held to the floor.
     session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []), env=data)
@@ -128,14 +128,14 @@ def redis_server(session: nox.Session) -> None:
     )
     binary = str(session.run("python", "-c", find, silent=True)).strip()
     session.run(binary, "--version", external=True)
-    suite(session, paths=HALVES, FENCEKIT_REDIS_SERVER=binary)
+    suite(session, *HALVES, FENCEKIT_REDIS_SERVER=binary)
 
 
 @nox.session
 def cluster(session: nox.Session) -> None:
     """Both halves with cluster clients."""
     install(session)
-    suite(session, paths=HALVES, FENCEKIT_TEST_TOPOLOGY="cluster")
+    suite(session, *HALVES, FENCEKIT_TEST_TOPOLOGY="cluster")
 
 
 @nox.session

@@ -11,7 +11,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -63,7 +63,9 @@ from fencekit.testing import RedisServer
 from tests.model_reference import (
     KINDS,
     RETENTION,
+    TOLERANCE,
     Answer,
+    Due,
     Foreign,
     Reference,
     Start,
@@ -291,7 +293,7 @@ def told(call: Any, reply: Any) -> Answer:  # noqa: PLR0912 - one row for each k
             outcome = "reclaimed" if answer.reclaimed else "begun"
             return (outcome, answer.attempts, answer.token)
         case _replies.Ended(True, attempts, kept):
-            return ("failed", attempts, _scripts_json(kept).get("type", ""))
+            return ("failed", attempts, _plain(kept).get("type", ""))
         case _replies.Ended():
             return ("done", answer.attempts, answer.kept)
         case _replies.Running():
@@ -311,7 +313,7 @@ def told(call: Any, reply: Any) -> Answer:  # noqa: PLR0912 - one row for each k
     raise AssertionError(answer)
 
 
-def _scripts_json(kept: bytes | None) -> dict[str, Any]:
+def _plain(kept: bytes | None) -> dict[str, Any]:
     return dict(JsonCodec().decode(kept or b"{}"))
 
 
@@ -342,6 +344,8 @@ class Bearer:
     start: Start | None = None
     job_token: int = 0
     belief: LeaseState = LeaseState.HELD
+    alone: bool = True
+    """Nobody else has changed the length of its lease."""
 
     @property
     def lease(self) -> Any:
@@ -401,6 +405,7 @@ class Model(RuleBasedStateMachine):
         ]
         self.gate = self.half.Gate(client)
         self.now, self.seen = self.arena.look()
+        self._repeating = False
 
     @initialize()
     def start(self) -> None:
@@ -457,8 +462,23 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def beliefs_are_right(self) -> None:
         for bearer in self.bearers:
-            if bearer.proof is not None:
-                agree(bearer.proof.state, bearer.belief, "I9")
+            if bearer.proof is None:
+                continue
+            agree(bearer.proof.state, bearer.belief, "I9")
+            if bearer.belief is LeaseState.HELD and bearer.alone:
+                end = self.now / 1000 + bearer.lease.remaining * 1000
+                for due in self._ends(bearer):
+                    require(end <= due.latest + TOLERANCE, "I9", f"{bearer} ends before it knows")
+
+    def _ends(self, bearer: Bearer) -> Iterator[Due]:
+        """When the server lets go of it, if nobody has moved its records."""
+        lock, job = self.reference.held(bearer.token.name), None
+        if bearer.start is not None:
+            job = self.reference.job(bearer.start.name)
+        if bearer.token.kind == "lock" and lock and lock.token == bearer.token.value:
+            yield lock.due
+        if job and job.lease and not job.lapsed and job.token == bearer.job_token:
+            yield job.lease
 
     # Locks
 
@@ -549,10 +569,12 @@ class Model(RuleBasedStateMachine):
             return
         name, owner, token = bearer.token.name, bearer.owner, bearer.token.value
         life = ttl or handle.ttl / timedelta(seconds=1)
-        outcome, answer, _ = self.judged(
-            lambda: lock.extend(handle, ttl=ttl),
-            lambda a, w: self.reference.extend(name, owner, token, life, bearer.delay, a, w),
-        )
+
+        def judge(answer: Answer, window: Window) -> None:
+            self.reference.extend(name, owner, token, life, bearer.delay, answer, window)
+            bearer.alone = bearer.alone and not detached and not self._repeating
+
+        outcome, answer, _ = self.judged(lambda: lock.extend(handle, ttl=ttl), judge)
         if answer == ("renewed",):
             assert outcome is None
             if not detached:
@@ -971,7 +993,9 @@ class Model(RuleBasedStateMachine):
     def _send(self, call: Any, judge: Judge) -> None:
         deadline = _policy.now() + 60
         _, window = self.act(lambda: self.arena.spy.run(call, deadline=deadline))
+        self._repeating = True
         judge(told(*self.arena.log[0]), window)
+        self._repeating = False
 
     @rule(kind=st.sampled_from(KINDS), name=names)
     def gone(self, kind: str, name: str) -> None:
@@ -1013,7 +1037,6 @@ class Model(RuleBasedStateMachine):
             self.arrange(lambda: self.admin.hset(key, mapping=value))
         type_, stored, _ = self.seen[key]
         self.reference.records[kind, name] = Foreign(type_, stored)
-        # It shall not stand in the way for long: most steps want records that can be read.
 
     @precondition(
         lambda self: any(isinstance(r, Foreign) for r in self.reference.records.values())
@@ -1030,4 +1053,4 @@ def model_of(arena: Arena) -> type[Model]:
     return type(f"Model_{arena.half.name}", (Model,), {"arena": arena})
 
 
-__all__ = ["Arena", "AsyncHalf", "Half", "Model", "model_of", "require"]
+__all__ = ["Arena", "AsyncHalf", "Half", "Model", "model_of"]

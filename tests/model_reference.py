@@ -265,7 +265,7 @@ class Reference:
             agree(answer, bad, "I12")
         elif isinstance(lock, Held) and lock.nonce == nonce:
             agree(answer, ("granted", lock.token), "I7")
-            lock.due, lock.over = window.after(ttl + delay), False
+            lock.due, lock.over = lock.due.or_later(window.after(ttl + delay)), False
         elif isinstance(lock, Held):
             agree(answer, ("busy", lock.owner), "I2")
         elif isinstance(lock, Tombstone) and lock.nonce == nonce:
@@ -313,9 +313,13 @@ class Reference:
             self.records[place] = stone
 
     def renew_lock(
-        self, name: str, owner: str, token: int, ttl: float, delay: float, window: Window
-    ) -> bool:
-        """Whether a lease is renewed: only while it is its owner's and nobody has fenced it out."""
+        self, name: str, owner: str, token: int, ttl: float, delay: float, window: Window, *,
+        exactly: bool = False,
+    ) -> bool:  # fmt: skip
+        """Whether a lease is renewed: only while it is its owner's and nobody has fenced it out.
+
+        Only an extension brings its end forward, `exactly` as it says.
+        """
         lock, fence = self.held(name), self.fence(("fence", name))
         if (
             lock is None
@@ -325,7 +329,8 @@ class Reference:
             or fence > token
         ):
             return False
-        lock.due = window.after(ttl + delay)
+        due = window.after(ttl + delay)
+        lock.due = due if exactly else lock.due.or_later(due)
         kept = self.records.get(("fence", name))
         due = window.after(RETENTION)
         self.records["fence", name] = Fence(token, kept.due.or_later(due) if kept else due)
@@ -335,7 +340,7 @@ class Reference:
         self, name: str, owner: str, token: int, ttl: float, delay: float, answer: Answer,
         window: Window,
     ) -> None:  # fmt: skip
-        renewed = self.renew_lock(name, owner, token, ttl, delay, window)
+        renewed = self.renew_lock(name, owner, token, ttl, delay, window, exactly=True)
         agree(answer, ("renewed",) if renewed else ("lost",), "I2")
 
     def break_lock(self, name: str, reason: str, answer: Answer, window: Window) -> None:

@@ -103,6 +103,12 @@ class Site:
         value = seconds * 1_000_000 + micros + int(ahead * 1_000_000)
         self.admin.set(self.keys.fence(resource), value, px=600_000)
 
+    def milliseconds(self) -> int:
+        """The server's clock (on a Cluster, that of one of its servers)."""
+        answer = self.admin.time()
+        seconds, micros = next(iter(answer.values())) if isinstance(answer, dict) else answer
+        return int(seconds) * 1000 + int(micros) // 1000
+
     def all_keys(self) -> list[bytes]:
         """Every key there is."""
         return sorted(self.admin.scan_iter(count=1000))

@@ -485,7 +485,9 @@ def async_fork_between_two_loops(client: Any, admin: redis.Redis) -> None:
 
     async def visit(name: str) -> int:
         async with lock.hold(name, ttl=60) as handle:
-            return handle.token.value
+            pass
+        await asyncio.sleep(0.05)  # by now its connection is back in the pool
+        return handle.token.value
 
     async def keep(name: str) -> int:
         return (await lock.acquire(name, ttl=60)).token.value

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
 from fencekit import _policy
+from fencekit._seam import shared
 from fencekit._seam.aio_link import Link
 from fencekit._seam.aio_sources import check_adopted
 
@@ -149,12 +150,12 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = function(*args, **kwargs)
     if inspect.isawaitable(result):
         return await result
-    return result
+    return shared.finished(result)
 
 
 def check_function(function: Any, user: str) -> None:
     """TypeError for what cannot be run once and remembered."""
-    target = inspect.unwrap(getattr(function, "func", function))
+    target = shared.function_behind(function)
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise TypeError(f"{user} cannot guard a generator: its result is not one value")
     if not callable(function):

@@ -111,12 +111,13 @@ def put_aside(pool: Any, *, close: bool) -> None:
     sockets from a selector that both processes share.
     """
     idle = list(getattr(pool, "_available_connections", ()))
+    busy = list(getattr(pool, "_in_use_connections", ()))
     if not close:
-        _aside.extend([*idle, *getattr(pool, "_in_use_connections", ())])
+        _aside.extend([*idle, *busy])
     pool.reset()
     if not close:
         return
-    for connection in idle:
+    for connection in (*idle, *filter(_left_over, busy)):
         writer = getattr(connection, "_writer", None)
         connection._reader = connection._writer = None
         transport = getattr(writer, "transport", None)
@@ -126,3 +127,9 @@ def put_aside(pool: Any, *, close: bool) -> None:
         if socket is not None:
             socket.close()
             transport._sock = None  # type: ignore[union-attr]
+
+
+def _left_over(connection: Any) -> bool:
+    """Whether the loop that this connection was used in has been closed."""
+    loop = getattr(getattr(connection, "_writer", None), "_loop", None)
+    return loop is not None and loop.is_closed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import redis
@@ -67,6 +69,31 @@ def node_of(client: Any, key: bytes) -> Any:
         return client.get_node_from_key(key)
     except SlotNotCoveredError:
         return None
+
+
+def function_behind(target: Any) -> Any:
+    """What runs when it is called: behind partials, and the method of a callable object.
+
+    A wrapper is taken at its word: it may well run a coroutine to its end and return its value.
+    """
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.isroutine(target) or isinstance(target, type):
+        return target
+    return getattr(type(target), "__call__", target)
+
+
+def finished(result: Any) -> Any:
+    """The result, or TypeError for one that is work still to be done: it would remember nothing."""
+    kinds = (inspect.isgenerator, inspect.iscoroutine, inspect.isasyncgen)
+    if not any(kind(result) for kind in kinds):
+        return result
+    if hasattr(result, "close"):
+        result.close()
+    raise TypeError(
+        f"the function returned a {type(result).__name__}, which is work still to be done: "
+        "return its result"
+    )
 
 
 def did_not_run(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 
 from fencekit import _policy
+from fencekit._seam import shared
 from fencekit._seam.threads_wire import Link, check_adopted
 
 T = TypeVar("T")
@@ -102,12 +103,12 @@ def identity(client: Any) -> tuple[int, int, int]:
 
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function of the user's."""
-    return function(*args, **kwargs)
+    return shared.finished(function(*args, **kwargs))
 
 
 def check_function(function: Any, user: str) -> None:
     """TypeError for what cannot be run once and remembered."""
-    target = inspect.unwrap(getattr(function, "func", function))
+    target = shared.function_behind(function)
     if inspect.isasyncgenfunction(target) or inspect.isgeneratorfunction(target):
         raise TypeError(f"{user} cannot guard a generator: its result is not one value")
     if inspect.iscoroutinefunction(target):

@@ -11,9 +11,11 @@ Rules this module obeys:
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 from fencekit import _policy
@@ -31,6 +33,7 @@ from fencekit.errors import (
     IdempotencyOutcomeUnknown,
     IdempotencyReentered,
     LockNotAcquired,
+    LockReentered,
 )
 from fencekit.keys import call_key, idempotency_key
 from fencekit.records import BeginOutcome, Claim, FenceToken, LeaseState
@@ -226,6 +229,12 @@ class _Others:
         channel = keys.done_channel(self._terms.key)
         if isinstance(busy, LockNotAcquired):
             channel = keys.free_channel(busy.resource)
+            if backend.waits_for_itself(keys.lock(busy.resource)):
+                raise LockReentered(
+                    f"{busy.resource!r}, which {self._terms.key!r} needs, is held by this very "
+                    "task or thread, which would wait for itself",
+                    resource=busy.resource,
+                )
         place, left = self._place, busy.retry_after
         if place is None or place.channel != channel:
             self.leave()
@@ -277,7 +286,11 @@ class Function:
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         if self._key is None:
-            return call_key(self._function, args, kwargs, namespace=self._namespace)
+            function = self._function
+            if args and isinstance(args[0], type) and inspect.isfunction(function):
+                # A classmethod's class counts by its name.
+                function, args = MethodType(function, args[0]), args[1:]
+            return call_key(function, args, kwargs, namespace=self._namespace)
         chosen = self._key(*args, **kwargs)
         name = getattr(self._function, "__qualname__", repr(self._function))
         if chosen is None or (isinstance(chosen, str) and not chosen.strip()):

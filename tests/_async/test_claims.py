@@ -52,13 +52,6 @@ def life(site: Site, key: bytes) -> float:
     return site.admin.pttl(key) / 1000
 
 
-def server_ms(site: Site) -> int:
-    """The server's clock."""
-    answer = site.admin.time()
-    seconds, micros = answer if isinstance(answer, tuple) else next(iter(answer.values()))
-    return seconds * 1000 + micros // 1000
-
-
 async def take_over(guard: AsyncGuard, site: Site, key: str, **terms: Any) -> Claim:
     """Take over a claim whose holder still renews it."""
     while True:
@@ -84,7 +77,7 @@ async def test_a_claim_says_that_it_was_begun_and_holds_a_lease(
     assert (claim.token.kind, claim.token.resource) == ("job", "job")
     record = site.job("job")
     assert int(record["t"]) == claim.token.value
-    assert 19_000 < int(record["l"]) - server_ms(site) <= 20_000
+    assert 19_000 < int(record["l"]) - site.milliseconds() <= 20_000
     assert 59 < life(site, site.keys.job("job")) <= 60
 
 
@@ -659,7 +652,7 @@ async def test_a_record_is_kept_while_its_claim_is_renewed(guard: AsyncGuard, si
 async def test_a_dropped_claim_is_not_renewed(guard: AsyncGuard, client: Any, site: Site) -> None:
     await guard.begin("job", lease=0.6)
     gc.collect()
-    await both.until(lambda: int(site.job("job")["l"]) <= server_ms(site))
+    await both.until(lambda: int(site.job("job")["l"]) <= site.milliseconds())
     assert (await AsyncGuard(client).begin("job")).outcome is BeginOutcome.RECLAIMED
 
 

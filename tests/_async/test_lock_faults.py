@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -84,15 +85,33 @@ class Through:
             await both.close(client)
 
 
+Reach = Callable[..., Through]
+
+
+@pytest_asyncio.fixture
+async def reach(proxy: Proxy, own: Site) -> AsyncIterator[Reach]:
+    """Makes locks behind the proxy, and closes their clients."""
+    made: list[Through] = []
+
+    def make(**settings: Any) -> Through:
+        made.append(Through(proxy, own, **settings))
+        return made[-1]
+
+    yield make
+    proxy.reset()
+    for through in made:
+        await through.close()
+
+
 # -- one attempt, one effect ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("then", ["cut", "stall"])
 async def test_a_lost_grant_is_asked_for_again_and_is_the_same_grant(
-    own: Site, proxy: Proxy, then: Any
+    reach: Reach, own: Site, proxy: Proxy, then: Any
 ) -> None:
     # scenario 47, I7
-    through = Through(proxy, own)
+    through = reach()
     before = own.calls()
     proxy.swallow_matching(b"{a}:lock", then=then, times=1)
     handle = await through.lock.acquire("a", ttl=30)
@@ -102,14 +121,13 @@ async def test_a_lost_grant_is_asked_for_again_and_is_the_same_grant(
     assert 28 < handle.remaining <= 30
     await through.lock.release(handle)
     assert own.lock("a") == {}
-    await through.close()
 
 
 async def test_a_grant_whose_reply_was_lost_while_waiting_is_not_waited_for(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # scenario 47
-    through = Through(proxy, own)
+    through = reach()
     held = await through.direct.acquire("a", ttl=600)
     waiter = both.Running(lambda: through.lock.acquire("a", ttl=600, wait=30))
     await both.until(lambda: own.admin.client_list(_type="pubsub"))
@@ -119,14 +137,13 @@ async def test_a_grant_whose_reply_was_lost_while_waiting_is_not_waited_for(
     handle = await waiter.result()
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == handle.token.value
-    await through.close()
 
 
 async def test_a_server_that_freezes_over_a_request_grants_once(
-    own: Site, private_server: RedisServer, proxy: Proxy
+    reach: Reach, own: Site, private_server: RedisServer, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     await through.lock.release(await through.lock.acquire("warm"))
     private_server.freeze()
     asking = both.Running(lambda: through.lock.acquire("a", ttl=30))
@@ -136,14 +153,13 @@ async def test_a_server_that_freezes_over_a_request_grants_once(
     await seam.sleep(0.1)
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == handle.token.value
-    await through.close()
 
 
 async def test_a_late_copy_of_a_request_takes_nothing_once_its_grant_was_given_back(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     await through.lock.release(await through.lock.acquire("warm"))
     proxy.stall_matching(b"{a}:lock", times=1)
     handle = await through.lock.acquire("a", ttl=30)
@@ -153,25 +169,25 @@ async def test_a_late_copy_of_a_request_takes_nothing_once_its_grant_was_given_b
     await seam.sleep(0.1)
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == fence
-    await through.close()
 
 
-async def test_a_release_whose_reply_was_lost_is_a_release(own: Site, proxy: Proxy) -> None:
+async def test_a_release_whose_reply_was_lost_is_a_release(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = await through.lock.acquire("a", ttl=30)
     proxy.swallow_matching(needle("release"), times=1)
     await through.lock.release(handle)
     assert handle.state is LeaseState.RELEASED
     assert own.lock("a") == {}
-    await through.close()
 
 
 async def test_a_release_whose_reply_was_lost_leaves_the_heir_alone(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = await through.lock.acquire("a", ttl=30)
     proxy.swallow_matching(needle("release"), then="stall", times=1)
     releasing = both.Running(lambda: through.lock.release(handle))
@@ -179,13 +195,12 @@ async def test_a_release_whose_reply_was_lost_leaves_the_heir_alone(
     await releasing.result()
     assert handle.state is LeaseState.RELEASED
     assert own.lock("a")["token"] == str(heir.token.value)
-    await through.close()
 
 
 async def test_a_release_that_comes_too_late_is_told_so_although_it_was_sent_twice(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own)
+    through = reach()
     handle = await through.lock.acquire("a", ttl=0.4)
     await both.until(lambda: handle.lost)
     heir = await through.direct.acquire("a", ttl=30, wait=20)
@@ -193,23 +208,25 @@ async def test_a_release_that_comes_too_late_is_told_so_although_it_was_sent_twi
     with pytest.raises(LockNotOwned, match="taken over by"):
         await through.lock.release(handle)
     assert own.lock("a")["token"] == str(heir.token.value)
-    await through.close()
 
 
-async def test_an_extension_whose_reply_was_lost_is_an_extension(own: Site, proxy: Proxy) -> None:
+async def test_an_extension_whose_reply_was_lost_is_an_extension(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = await through.lock.acquire("a", ttl=5)
     proxy.swallow_matching(needle("renew"), times=1)
     await through.lock.extend(handle, ttl=30)
     assert handle.remaining > 25
     assert own.admin.pttl(own.keys.lock("a")) > 25_000
-    await through.close()
 
 
-async def test_a_break_whose_reply_was_lost_tells_who_held_it(own: Site, proxy: Proxy) -> None:
+async def test_a_break_whose_reply_was_lost_tells_who_held_it(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = await through.direct.acquire("a", ttl=30, owner_id="hung")
     proxy.swallow_matching(needle("break"), times=1)
     held = await through.lock.break_lock("a", reason="a test")
@@ -218,15 +235,14 @@ async def test_a_break_whose_reply_was_lost_tells_who_held_it(own: Site, proxy: 
     assert [type(event).__name__ for event in through.events] == ["Broken"]
     with pytest.raises(LockNotOwned, match="broken: a test"):
         await through.direct.release(handle)
-    await through.close()
 
 
 # -- could not ask --------------------------------------------------------------------------------
 
 
-async def test_could_not_ask_is_neither_yes_nor_busy(own: Site, proxy: Proxy) -> None:
+async def test_could_not_ask_is_neither_yes_nor_busy(reach: Reach, own: Site, proxy: Proxy) -> None:
     # scenario 35, scenario 56
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     await through.direct.acquire("a", ttl=30)
     proxy.refuse()
     for wait in (0, 0.5):
@@ -242,12 +258,13 @@ async def test_could_not_ask_is_neither_yes_nor_busy(own: Site, proxy: Proxy) ->
     ):
         with pytest.raises(RedisConnectionError):
             await step()
-    await through.close()
 
 
-async def test_an_attempt_that_was_given_up_leaves_no_grant(own: Site, proxy: Proxy) -> None:
+async def test_an_attempt_that_was_given_up_leaves_no_grant(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I10, scenario 35
-    through = Through(proxy, own, timeout=0.4)
+    through = reach(timeout=0.4)
     proxy.swallow_matching(needle("acquire"), then="stall")
     with pytest.raises(RedisTimeoutError):
         await through.lock.acquire("a", ttl=600)
@@ -255,14 +272,13 @@ async def test_an_attempt_that_was_given_up_leaves_no_grant(own: Site, proxy: Pr
     assert all(own.admin.pttl(key) > 0 for key in own.all_keys())  # I8
     proxy.reset()
     await through.lock.release(await through.lock.acquire("a", ttl=5))
-    await through.close()
 
 
 async def test_a_late_copy_of_an_attempt_that_was_given_up_takes_nothing(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I10
-    through = Through(proxy, own, timeout=0.4)
+    through = reach(timeout=0.4)
     await through.lock.release(await through.lock.acquire("warm"))
     proxy.stall_matching(needle("acquire"))
     with pytest.raises(RedisTimeoutError):
@@ -273,21 +289,21 @@ async def test_a_late_copy_of_an_attempt_that_was_given_up_takes_nothing(
     assert "owner" not in own.lock("a")
     assert own.fence("a") == 0
     assert await through.direct.try_acquire("a", ttl=5) is not None
-    await through.close()
 
 
-async def test_a_grant_that_took_longer_than_its_ttl_is_given_back(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own)
+async def test_a_grant_that_took_longer_than_its_ttl_is_given_back(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
+    through = reach()
     await through.lock.release(await through.lock.acquire("warm"))
     proxy.delay(0.2, "reply")
     with pytest.raises(RedisTimeoutError, match="longer than its ttl"):
         await through.lock.acquire("a", ttl=0.15)
     assert own.lock("a") == {}
-    await through.close()
 
 
-async def test_a_wait_goes_on_over_a_short_outage(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own, timeout=0.3)
+async def test_a_wait_goes_on_over_a_short_outage(reach: Reach, own: Site, proxy: Proxy) -> None:
+    through = reach(timeout=0.3)
     held = await through.direct.acquire("a", ttl=600)
     waiter = both.Running(lambda: through.lock.acquire("a", ttl=30, wait=20))
     await both.until(lambda: own.admin.client_list(_type="pubsub"))
@@ -298,7 +314,6 @@ async def test_a_wait_goes_on_over_a_short_outage(own: Site, proxy: Proxy) -> No
     assert not waiter.done
     proxy.accept()
     assert (await waiter.result()).token > held.token
-    await through.close()
 
 
 async def test_what_time_does_not_mend_is_raised_at_once(own: Site) -> None:
@@ -351,10 +366,10 @@ async def test_a_refused_copy_does_not_count_as_an_earlier_release(own: Site) ->
 
 
 async def test_failed_renewals_are_tried_again_within_the_lease(
-    own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    reach: Reach, own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     # scenario 38
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     with caplog.at_level(logging.WARNING, "fencekit"):
         async with through.lock.hold("a", ttl=3) as handle:
@@ -380,9 +395,11 @@ async def test_failed_renewals_are_tried_again_within_the_lease(
     assert all(text.startswith("renewal ") and "'a' failed" in text for text in warnings)
 
 
-async def test_a_holder_cut_off_stops_by_its_own_clock(own: Site, proxy: Proxy) -> None:
+async def test_a_holder_cut_off_stops_by_its_own_clock(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # scenario 37, I9
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     with pytest.raises(LeaseLost) as lost:
         async with through.lock.hold("a", ttl=1.2) as handle:
@@ -401,24 +418,26 @@ async def test_a_holder_cut_off_stops_by_its_own_clock(own: Site, proxy: Proxy) 
     assert Released not in kinds
     assert (await through.direct.acquire("a", ttl=5, wait=20)).token > handle.token
     proxy.flow()
-    await through.close()
 
 
-async def test_a_renewal_whose_reply_was_lost_is_a_renewal(own: Site, proxy: Proxy) -> None:
+async def test_a_renewal_whose_reply_was_lost_is_a_renewal(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     async with through.lock.hold("a", ttl=1.5) as handle:
         proxy.swallow_matching(needle("renew"), times=2)
         await both.until(lambda: count(events, Renewed) >= 2)
         assert handle.state is LeaseState.HELD
     assert count(events, Lost) == 0
-    await through.close()
 
 
-async def test_one_renewal_that_hangs_costs_its_own_lease_only(own: Site, proxy: Proxy) -> None:
+async def test_one_renewal_that_hangs_costs_its_own_lease_only(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # scenario 43
-    through = Through(proxy, own)
+    through = reach()
     leave = seam.Event()
 
     async def hold(name: str) -> LockHandle:
@@ -445,13 +464,12 @@ async def test_one_renewal_that_hangs_costs_its_own_lease_only(own: Site, proxy:
                 await holder.result()
         else:
             assert (await holder.result()).state is LeaseState.RELEASED
-    await through.close()
 
 
 async def test_a_lease_survives_a_restart_of_a_server_that_keeps_its_data(
-    own: Site, private_server: RedisServer, proxy: Proxy
+    reach: Reach, own: Site, private_server: RedisServer, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own)
+    through = reach()
     async with through.lock.hold("a", ttl=4) as handle:
         private_server.kill()
         await seam.sleep(0.05)
@@ -462,17 +480,16 @@ async def test_a_lease_survives_a_restart_of_a_server_that_keeps_its_data(
     site = Site.at(private_server)
     assert site.lock("a") == {}
     site.close()
-    await through.close()
 
 
 # -- leaving --------------------------------------------------------------------------------------
 
 
 async def test_a_good_body_is_not_failed_by_a_release_that_cannot_be_sent(
-    own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    reach: Reach, own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     # scenario 56
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     async with through.lock.hold("a", ttl=2) as handle:
         proxy.refuse()
         proxy.cut()
@@ -480,36 +497,35 @@ async def test_a_good_body_is_not_failed_by_a_release_that_cannot_be_sent(
     assert failed.token == handle.token.value
     assert "could not be given back" in caplog.text
     assert (await through.direct.acquire("a", ttl=5, wait=20)).token > handle.token
-    await through.close()
 
 
 async def test_a_release_that_cannot_be_sent_does_not_replace_the_bodys_exception(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     with pytest.raises(ZeroDivisionError):
         async with through.lock.hold("a", ttl=2):
             proxy.refuse()
             proxy.cut()
             raise ZeroDivisionError
     assert count(through.events, ReleaseFailed) == 1
-    await through.close()
 
 
 async def test_leaving_is_bounded_in_time_and_not_by_the_locks_timeout(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # scenario 56
-    through = Through(proxy, own, timeout=600)
+    through = reach(timeout=600)
     async with through.lock.hold("a", ttl=1):
         proxy.refuse()
         proxy.cut()
     assert count(through.events, ReleaseFailed) == 1
-    await through.close()
 
 
-async def test_a_release_that_failed_may_be_tried_again(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own, timeout=0.3)
+async def test_a_release_that_failed_may_be_tried_again(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
+    through = reach(timeout=0.3)
     handle = await through.lock.acquire("a", ttl=30)
     proxy.refuse()
     proxy.cut()
@@ -521,7 +537,6 @@ async def test_a_release_that_failed_may_be_tried_again(own: Site, proxy: Proxy)
     proxy.accept()
     await through.lock.release(handle)
     assert own.lock("a") == {}
-    await through.close()
 
 
 async def test_a_killed_holder_leaves_a_lock_that_expires(own: Site) -> None:

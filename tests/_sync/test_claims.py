@@ -52,13 +52,6 @@ def life(site: Site, key: bytes) -> float:
     return site.admin.pttl(key) / 1000
 
 
-def server_ms(site: Site) -> int:
-    """The server's clock."""
-    answer = site.admin.time()
-    seconds, micros = answer if isinstance(answer, tuple) else next(iter(answer.values()))
-    return seconds * 1000 + micros // 1000
-
-
 def take_over(guard: IdempotencyGuard, site: Site, key: str, **terms: Any) -> Claim:
     """Take over a claim whose holder still renews it."""
     while True:
@@ -84,7 +77,7 @@ def test_a_claim_says_that_it_was_begun_and_holds_a_lease(
     assert (claim.token.kind, claim.token.resource) == ("job", "job")
     record = site.job("job")
     assert int(record["t"]) == claim.token.value
-    assert 19_000 < int(record["l"]) - server_ms(site) <= 20_000
+    assert 19_000 < int(record["l"]) - site.milliseconds() <= 20_000
     assert 59 < life(site, site.keys.job("job")) <= 60
 
 
@@ -659,7 +652,7 @@ def test_a_record_is_kept_while_its_claim_is_renewed(guard: IdempotencyGuard, si
 def test_a_dropped_claim_is_not_renewed(guard: IdempotencyGuard, client: Any, site: Site) -> None:
     guard.begin("job", lease=0.6)
     gc.collect()
-    both.until(lambda: int(site.job("job")["l"]) <= server_ms(site))
+    both.until(lambda: int(site.job("job")["l"]) <= site.milliseconds())
     assert (IdempotencyGuard(client).begin("job")).outcome is BeginOutcome.RECLAIMED
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -84,15 +85,33 @@ class Through:
             both.close(client)
 
 
+Reach = Callable[..., Through]
+
+
+@pytest.fixture
+def reach(proxy: Proxy, own: Site) -> Iterator[Reach]:
+    """Makes locks behind the proxy, and closes their clients."""
+    made: list[Through] = []
+
+    def make(**settings: Any) -> Through:
+        made.append(Through(proxy, own, **settings))
+        return made[-1]
+
+    yield make
+    proxy.reset()
+    for through in made:
+        through.close()
+
+
 # -- one attempt, one effect ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("then", ["cut", "stall"])
 def test_a_lost_grant_is_asked_for_again_and_is_the_same_grant(
-    own: Site, proxy: Proxy, then: Any
+    reach: Reach, own: Site, proxy: Proxy, then: Any
 ) -> None:
     # scenario 47, I7
-    through = Through(proxy, own)
+    through = reach()
     before = own.calls()
     proxy.swallow_matching(b"{a}:lock", then=then, times=1)
     handle = through.lock.acquire("a", ttl=30)
@@ -102,14 +121,13 @@ def test_a_lost_grant_is_asked_for_again_and_is_the_same_grant(
     assert 28 < handle.remaining <= 30
     through.lock.release(handle)
     assert own.lock("a") == {}
-    through.close()
 
 
 def test_a_grant_whose_reply_was_lost_while_waiting_is_not_waited_for(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # scenario 47
-    through = Through(proxy, own)
+    through = reach()
     held = through.direct.acquire("a", ttl=600)
     waiter = both.Running(lambda: through.lock.acquire("a", ttl=600, wait=30))
     both.until(lambda: own.admin.client_list(_type="pubsub"))
@@ -119,14 +137,13 @@ def test_a_grant_whose_reply_was_lost_while_waiting_is_not_waited_for(
     handle = waiter.result()
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == handle.token.value
-    through.close()
 
 
 def test_a_server_that_freezes_over_a_request_grants_once(
-    own: Site, private_server: RedisServer, proxy: Proxy
+    reach: Reach, own: Site, private_server: RedisServer, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     through.lock.release(through.lock.acquire("warm"))
     private_server.freeze()
     asking = both.Running(lambda: through.lock.acquire("a", ttl=30))
@@ -136,14 +153,13 @@ def test_a_server_that_freezes_over_a_request_grants_once(
     seam.sleep(0.1)
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == handle.token.value
-    through.close()
 
 
 def test_a_late_copy_of_a_request_takes_nothing_once_its_grant_was_given_back(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     through.lock.release(through.lock.acquire("warm"))
     proxy.stall_matching(b"{a}:lock", times=1)
     handle = through.lock.acquire("a", ttl=30)
@@ -153,25 +169,25 @@ def test_a_late_copy_of_a_request_takes_nothing_once_its_grant_was_given_back(
     seam.sleep(0.1)
     assert own.lock("a")["token"] == str(handle.token.value)
     assert own.fence("a") == fence
-    through.close()
 
 
-def test_a_release_whose_reply_was_lost_is_a_release(own: Site, proxy: Proxy) -> None:
+def test_a_release_whose_reply_was_lost_is_a_release(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = through.lock.acquire("a", ttl=30)
     proxy.swallow_matching(needle("release"), times=1)
     through.lock.release(handle)
     assert handle.state is LeaseState.RELEASED
     assert own.lock("a") == {}
-    through.close()
 
 
 def test_a_release_whose_reply_was_lost_leaves_the_heir_alone(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = through.lock.acquire("a", ttl=30)
     proxy.swallow_matching(needle("release"), then="stall", times=1)
     releasing = both.Running(lambda: through.lock.release(handle))
@@ -179,13 +195,12 @@ def test_a_release_whose_reply_was_lost_leaves_the_heir_alone(
     releasing.result()
     assert handle.state is LeaseState.RELEASED
     assert own.lock("a")["token"] == str(heir.token.value)
-    through.close()
 
 
 def test_a_release_that_comes_too_late_is_told_so_although_it_was_sent_twice(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own)
+    through = reach()
     handle = through.lock.acquire("a", ttl=0.4)
     both.until(lambda: handle.lost)
     heir = through.direct.acquire("a", ttl=30, wait=20)
@@ -193,23 +208,25 @@ def test_a_release_that_comes_too_late_is_told_so_although_it_was_sent_twice(
     with pytest.raises(LockNotOwned, match="taken over by"):
         through.lock.release(handle)
     assert own.lock("a")["token"] == str(heir.token.value)
-    through.close()
 
 
-def test_an_extension_whose_reply_was_lost_is_an_extension(own: Site, proxy: Proxy) -> None:
+def test_an_extension_whose_reply_was_lost_is_an_extension(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = through.lock.acquire("a", ttl=5)
     proxy.swallow_matching(needle("renew"), times=1)
     through.lock.extend(handle, ttl=30)
     assert handle.remaining > 25
     assert own.admin.pttl(own.keys.lock("a")) > 25_000
-    through.close()
 
 
-def test_a_break_whose_reply_was_lost_tells_who_held_it(own: Site, proxy: Proxy) -> None:
+def test_a_break_whose_reply_was_lost_tells_who_held_it(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     handle = through.direct.acquire("a", ttl=30, owner_id="hung")
     proxy.swallow_matching(needle("break"), times=1)
     held = through.lock.break_lock("a", reason="a test")
@@ -218,15 +235,14 @@ def test_a_break_whose_reply_was_lost_tells_who_held_it(own: Site, proxy: Proxy)
     assert [type(event).__name__ for event in through.events] == ["Broken"]
     with pytest.raises(LockNotOwned, match="broken: a test"):
         through.direct.release(handle)
-    through.close()
 
 
 # -- could not ask --------------------------------------------------------------------------------
 
 
-def test_could_not_ask_is_neither_yes_nor_busy(own: Site, proxy: Proxy) -> None:
+def test_could_not_ask_is_neither_yes_nor_busy(reach: Reach, own: Site, proxy: Proxy) -> None:
     # scenario 35, scenario 56
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     through.direct.acquire("a", ttl=30)
     proxy.refuse()
     for wait in (0, 0.5):
@@ -242,12 +258,13 @@ def test_could_not_ask_is_neither_yes_nor_busy(own: Site, proxy: Proxy) -> None:
     ):
         with pytest.raises(RedisConnectionError):
             step()
-    through.close()
 
 
-def test_an_attempt_that_was_given_up_leaves_no_grant(own: Site, proxy: Proxy) -> None:
+def test_an_attempt_that_was_given_up_leaves_no_grant(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I10, scenario 35
-    through = Through(proxy, own, timeout=0.4)
+    through = reach(timeout=0.4)
     proxy.swallow_matching(needle("acquire"), then="stall")
     with pytest.raises(RedisTimeoutError):
         through.lock.acquire("a", ttl=600)
@@ -255,14 +272,13 @@ def test_an_attempt_that_was_given_up_leaves_no_grant(own: Site, proxy: Proxy) -
     assert all(own.admin.pttl(key) > 0 for key in own.all_keys())  # I8
     proxy.reset()
     through.lock.release(through.lock.acquire("a", ttl=5))
-    through.close()
 
 
 def test_a_late_copy_of_an_attempt_that_was_given_up_takes_nothing(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # I10
-    through = Through(proxy, own, timeout=0.4)
+    through = reach(timeout=0.4)
     through.lock.release(through.lock.acquire("warm"))
     proxy.stall_matching(needle("acquire"))
     with pytest.raises(RedisTimeoutError):
@@ -273,21 +289,21 @@ def test_a_late_copy_of_an_attempt_that_was_given_up_takes_nothing(
     assert "owner" not in own.lock("a")
     assert own.fence("a") == 0
     assert through.direct.try_acquire("a", ttl=5) is not None
-    through.close()
 
 
-def test_a_grant_that_took_longer_than_its_ttl_is_given_back(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own)
+def test_a_grant_that_took_longer_than_its_ttl_is_given_back(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
+    through = reach()
     through.lock.release(through.lock.acquire("warm"))
     proxy.delay(0.2, "reply")
     with pytest.raises(RedisTimeoutError, match="longer than its ttl"):
         through.lock.acquire("a", ttl=0.15)
     assert own.lock("a") == {}
-    through.close()
 
 
-def test_a_wait_goes_on_over_a_short_outage(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own, timeout=0.3)
+def test_a_wait_goes_on_over_a_short_outage(reach: Reach, own: Site, proxy: Proxy) -> None:
+    through = reach(timeout=0.3)
     held = through.direct.acquire("a", ttl=600)
     waiter = both.Running(lambda: through.lock.acquire("a", ttl=30, wait=20))
     both.until(lambda: own.admin.client_list(_type="pubsub"))
@@ -298,7 +314,6 @@ def test_a_wait_goes_on_over_a_short_outage(own: Site, proxy: Proxy) -> None:
     assert not waiter.done
     proxy.accept()
     assert (waiter.result()).token > held.token
-    through.close()
 
 
 def test_what_time_does_not_mend_is_raised_at_once(own: Site) -> None:
@@ -351,10 +366,10 @@ def test_a_refused_copy_does_not_count_as_an_earlier_release(own: Site) -> None:
 
 
 def test_failed_renewals_are_tried_again_within_the_lease(
-    own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    reach: Reach, own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     # scenario 38
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     with caplog.at_level(logging.WARNING, "fencekit"):
         with through.lock.hold("a", ttl=3) as handle:
@@ -380,9 +395,11 @@ def test_failed_renewals_are_tried_again_within_the_lease(
     assert all(text.startswith("renewal ") and "'a' failed" in text for text in warnings)
 
 
-def test_a_holder_cut_off_stops_by_its_own_clock(own: Site, proxy: Proxy) -> None:
+def test_a_holder_cut_off_stops_by_its_own_clock(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # scenario 37, I9
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     with pytest.raises(LeaseLost) as lost:
         with through.lock.hold("a", ttl=1.2) as handle:
@@ -401,24 +418,26 @@ def test_a_holder_cut_off_stops_by_its_own_clock(own: Site, proxy: Proxy) -> Non
     assert Released not in kinds
     assert (through.direct.acquire("a", ttl=5, wait=20)).token > handle.token
     proxy.flow()
-    through.close()
 
 
-def test_a_renewal_whose_reply_was_lost_is_a_renewal(own: Site, proxy: Proxy) -> None:
+def test_a_renewal_whose_reply_was_lost_is_a_renewal(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # I7
-    through = Through(proxy, own)
+    through = reach()
     events = through.events
     with through.lock.hold("a", ttl=1.5) as handle:
         proxy.swallow_matching(needle("renew"), times=2)
         both.until(lambda: count(events, Renewed) >= 2)
         assert handle.state is LeaseState.HELD
     assert count(events, Lost) == 0
-    through.close()
 
 
-def test_one_renewal_that_hangs_costs_its_own_lease_only(own: Site, proxy: Proxy) -> None:
+def test_one_renewal_that_hangs_costs_its_own_lease_only(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
     # scenario 43
-    through = Through(proxy, own)
+    through = reach()
     leave = seam.Event()
 
     def hold(name: str) -> LockHandle:
@@ -445,13 +464,12 @@ def test_one_renewal_that_hangs_costs_its_own_lease_only(own: Site, proxy: Proxy
                 holder.result()
         else:
             assert (holder.result()).state is LeaseState.RELEASED
-    through.close()
 
 
 def test_a_lease_survives_a_restart_of_a_server_that_keeps_its_data(
-    own: Site, private_server: RedisServer, proxy: Proxy
+    reach: Reach, own: Site, private_server: RedisServer, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own)
+    through = reach()
     with through.lock.hold("a", ttl=4) as handle:
         private_server.kill()
         seam.sleep(0.05)
@@ -462,17 +480,16 @@ def test_a_lease_survives_a_restart_of_a_server_that_keeps_its_data(
     site = Site.at(private_server)
     assert site.lock("a") == {}
     site.close()
-    through.close()
 
 
 # -- leaving --------------------------------------------------------------------------------------
 
 
 def test_a_good_body_is_not_failed_by_a_release_that_cannot_be_sent(
-    own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    reach: Reach, own: Site, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     # scenario 56
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     with through.lock.hold("a", ttl=2) as handle:
         proxy.refuse()
         proxy.cut()
@@ -480,36 +497,35 @@ def test_a_good_body_is_not_failed_by_a_release_that_cannot_be_sent(
     assert failed.token == handle.token.value
     assert "could not be given back" in caplog.text
     assert (through.direct.acquire("a", ttl=5, wait=20)).token > handle.token
-    through.close()
 
 
 def test_a_release_that_cannot_be_sent_does_not_replace_the_bodys_exception(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
-    through = Through(proxy, own, timeout=0.3)
+    through = reach(timeout=0.3)
     with pytest.raises(ZeroDivisionError):
         with through.lock.hold("a", ttl=2):
             proxy.refuse()
             proxy.cut()
             raise ZeroDivisionError
     assert count(through.events, ReleaseFailed) == 1
-    through.close()
 
 
 def test_leaving_is_bounded_in_time_and_not_by_the_locks_timeout(
-    own: Site, proxy: Proxy
+    reach: Reach, own: Site, proxy: Proxy
 ) -> None:
     # scenario 56
-    through = Through(proxy, own, timeout=600)
+    through = reach(timeout=600)
     with through.lock.hold("a", ttl=1):
         proxy.refuse()
         proxy.cut()
     assert count(through.events, ReleaseFailed) == 1
-    through.close()
 
 
-def test_a_release_that_failed_may_be_tried_again(own: Site, proxy: Proxy) -> None:
-    through = Through(proxy, own, timeout=0.3)
+def test_a_release_that_failed_may_be_tried_again(
+    reach: Reach, own: Site, proxy: Proxy
+) -> None:
+    through = reach(timeout=0.3)
     handle = through.lock.acquire("a", ttl=30)
     proxy.refuse()
     proxy.cut()
@@ -521,7 +537,6 @@ def test_a_release_that_failed_may_be_tried_again(own: Site, proxy: Proxy) -> No
     proxy.accept()
     through.lock.release(handle)
     assert own.lock("a") == {}
-    through.close()
 
 
 def test_a_killed_holder_leaves_a_lock_that_expires(own: Site) -> None:
