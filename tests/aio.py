@@ -6,14 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fencekit._policy import now
+from tests import asgi
 from tests.site import OPTIONS
 
+__all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
+
 NAME = "async"
+COROUTINES = True
+"""Whether what this half decorates becomes a coroutine function."""
 
 
 class Running:
@@ -59,6 +64,11 @@ def plain_client_before(servers: Any, **options: Any) -> Any:
     return client_before(servers, retry=Retry(NoBackoff(), 0), **options)
 
 
+def master_client_of(group: Any, **options: Any) -> Any:
+    """A client of this half's kind for the master of a Sentinel group."""
+    return group.async_master_client(**{**OPTIONS, **options})
+
+
 def client_at(url: str, **options: Any) -> Any:
     """A client of this half's kind for a URL."""
     return Redis.from_url(url, **{**OPTIONS, **options})
@@ -72,6 +82,11 @@ def client_without_server() -> Any:
 def main(function: Callable[..., Any], *args: Any) -> Any:
     """Run a whole program of this half's kind."""
     return asyncio.run(function(*args))
+
+
+async def get(app: Any, path: str) -> Any:
+    """The status and JSON answer of an ASGI application."""
+    return await asgi.get(app, path)
 
 
 async def close(client: Any) -> None:

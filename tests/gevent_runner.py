@@ -11,12 +11,15 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import asyncio
 import sys
-from collections.abc import Callable
-from types import SimpleNamespace
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+import gevent
 import pytest
-from gevent.threadpool import ThreadPool
+import uvloop
 
 # A test that hangs is ended by faulthandler, which watches from a thread of its own, outside
 # gevent: the signal of pytest-timeout would be raised in whichever greenlet happens to run.
@@ -28,30 +31,64 @@ OPTIONS = [
 ]
 
 
-class NativeThread:
-    """As much of `threading.Thread` as the proxy needs, but a real one.
+class NativeLoop:
+    """`fencekit.testing`'s event loop in a thread, for its proxy, out of gevent's reach.
 
-    The proxy is the network, not a part of what is tested. As a greenlet, its event loop would
-    be a running loop of the one thread that the tests are in, where blocking calls are refused.
+    The proxy is the network, not a part of what is tested. As a greenlet, its loop would be the
+    running loop of the one thread that the tests are in, and blocking calls are refused where a
+    loop runs. So the thread is a real one, the loop brings its own sockets, and the two sides
+    share no lock: the tests look again and again whether the loop is done.
     """
 
-    def __init__(self, *, target: Callable[[], object], name: str, daemon: bool) -> None:
-        self._target = target
-        self._pool = ThreadPool(1)
+    def __init__(self, name: str) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._loop is not None
 
     def start(self) -> None:
-        self._done = self._pool.spawn(self._target)
+        self._loop = uvloop.new_event_loop()
+        monkey.get_original("_thread", "start_new_thread")(self._loop.run_forever, ())
+        self.call(lambda: None)
 
-    def join(self, timeout: float | None = None) -> None:
-        self._done.get(timeout=timeout)
-        self._pool.kill()
+    def stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            _until(lambda: not loop.is_running())
+            loop.close()
+
+    def call(self, change: Callable[[], Any]) -> Any:
+        async def once() -> Any:
+            return change()
+
+        return self.run(once())
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise RuntimeError("start the proxy first")
+        done: list[asyncio.Task[Any]] = []
+        loop.call_soon_threadsafe(lambda: loop.create_task(work).add_done_callback(done.append))
+        _until(lambda: done)
+        return done[0].result()
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the proxy did not answer within ten seconds")
+        gevent.sleep(0.001)
 
 
 def pytest_configure() -> None:
     # Not earlier: pytest wants to be the first to import what has plugins of its own.
-    from fencekit.testing import _loop
+    from fencekit.testing import proxy
 
-    _loop.threading = SimpleNamespace(Thread=NativeThread)
+    proxy.LoopThread = NativeLoop  # type: ignore[assignment, misc]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drives lock, guard and gate of one half by random steps, and holds them against tests/model_reference.
+"""Drives lock, guard and gate of one half by random steps, and holds them against the reference.
 
 Rules this module obeys:
 
@@ -484,9 +484,11 @@ class Model(RuleBasedStateMachine):
 
     @rule(
         target=handles, worker=workers, name=names, ttl=ttls,
-        owner=st.sampled_from((None, "shared")), trying=st.booleans(),
+        owner=st.sampled_from((None, "shared")), trying=st.booleans(), twice=st.booleans(),
     )  # fmt: skip
-    def acquire(self, worker: int, name: str, ttl: float, owner: str | None, trying: bool) -> Any:
+    def acquire(
+        self, worker: int, name: str, ttl: float, owner: str | None, trying: bool, twice: bool
+    ) -> Any:
         who = self.workers[worker]
         method = who.lock.try_acquire if trying else who.lock.acquire
 
@@ -508,15 +510,23 @@ class Model(RuleBasedStateMachine):
             return back, lambda a, w: self.reference.give_up(name, nonce, SPENT, a, w)
 
         self.sent.append(Sent(call, judge, undo))
+        if twice:
+            self.server_is_as_promised()
+            self.repeat(0)
         if answer[0] == "granted":
             assert outcome.token == FenceToken(answer[1], name)
             owner_now = call.args[0].decode()
             agree(outcome.owner_id, owner or owner_now, "I2")
             return self._bear(
                 Bearer(
-                    Token(name, "lock", answer[1]), owner_now, ttl, worker, outcome,
-                    outcome.to_header(), who.delay,
-                )  # fmt: skip
+                    Token(name, "lock", answer[1]),
+                    owner_now,
+                    ttl,
+                    worker,
+                    outcome,
+                    outcome.to_header(),
+                    who.delay,
+                )
             )
         if answer[0] == "foreign":
             assert isinstance(outcome, ForeignValue)
@@ -588,6 +598,21 @@ class Model(RuleBasedStateMachine):
         outcome, _ = self.act(doing)
         assert isinstance(outcome, kind)
         assert not self.arena.log
+
+    @rule(
+        target=handles, bearer=handles, worker=workers, then=st.sampled_from(("release", "extend"))
+    )
+    def freeze(self, bearer: Bearer, worker: int, then: str) -> Any:
+        """A holder froze, another of the same owner id came after it, and then it goes on."""
+        name = bearer.token.name
+        self.gone("lock", name)
+        after = self.acquire(worker, name, bearer.ttl, bearer.owner, False, False)
+        self.server_is_as_promised()
+        if then == "release":
+            self.release(bearer, True)
+        else:
+            self.extend(bearer, True, None)
+        return after
 
     @rule(name=names)
     def lock_delay_begins(self, name: str) -> None:
@@ -665,9 +690,14 @@ class Model(RuleBasedStateMachine):
                 agree(attempts > 0, True, "I5")
                 return self._bear(
                     Bearer(
-                        Token(name, kind, value), start.owner, start.lease, worker, outcome,
-                        start=start, job_token=value,
-                    )  # fmt: skip
+                        Token(name, kind, value),
+                        start.owner,
+                        start.lease,
+                        worker,
+                        outcome,
+                        start=start,
+                        job_token=value,
+                    )
                 )
             case ("done", attempts, kept):
                 agree(outcome.outcome, BeginOutcome.ALREADY_DONE, "I5")
@@ -776,16 +806,24 @@ class Model(RuleBasedStateMachine):
             self.arrange(lambda: self.admin.hset(key_of(("job", name)), "l", "1"))
             job.lapsed = True
 
-    @rule(target=claims, claim=claims, worker=workers, late=st.booleans(), value=values)
-    def take_over(self, claim: Bearer, worker: int, late: bool, value: Any) -> Any:
+    @rule(
+        target=claims, claim=claims, worker=workers, late=st.booleans(), value=values,
+        writing=st.booleans(),
+    )  # fmt: skip
+    def take_over(self, claim: Bearer, worker: int, late: bool, value: Any, writing: bool) -> Any:
         """A worker froze, its job is started by another, and then it may go on."""
         assert claim.start is not None
+        if writing:
+            self.check_and_advance(claim)
         self.lapse(claim.start.name)
         if claim.start.lock is not None:
             self.gone("lock", claim.start.lock)
         start = Start(**{**claim.start.__dict__, "owner": self.workers[worker].owner})
         taken = self._begin(worker, start)
         self.server_is_as_promised()
+        if writing and isinstance(taken, Bearer):
+            self.check_and_advance(taken)
+            self.server_is_as_promised()
         if late:
             self.finish(claim, value, None)
         return taken
@@ -858,9 +896,7 @@ class Model(RuleBasedStateMachine):
     @rule(worker=workers, name=names)
     def clear(self, worker: int, name: str) -> None:
         who = self.workers[worker]
-        self.judged(
-            lambda: who.guard.clear(name), lambda a, w: self.reference.clear(name, a, w)
-        )
+        self.judged(lambda: who.guard.clear(name), lambda a, w: self.reference.clear(name, a, w))
         who.starts.pop(name, None)
 
     @rule(name=names, value=values, ttl=st.sampled_from((None, *LIVES)))
@@ -910,8 +946,10 @@ class Model(RuleBasedStateMachine):
         if answer[0] == "written":
             assert outcome is None
 
-    @rule(bearer=bearers, key=st.sampled_from(("x", "y")), spoil=st.booleans())
-    def pipeline(self, bearer: Bearer, key: str, spoil: bool) -> None:
+    @rule(
+        bearer=bearers, key=st.sampled_from(("x", "y")), spoil=st.booleans(), twice=st.booleans()
+    )  # fmt: skip
+    def pipeline(self, bearer: Bearer, key: str, spoil: bool, twice: bool) -> None:
         pipe = self.half.inside(lambda: self.gate.pipeline(bearer.fence_token))
         commands = [[b"INCR", key.encode()]]
         pipe.incr(key)
@@ -922,6 +960,8 @@ class Model(RuleBasedStateMachine):
         if answer[0] == "written":
             failed = "error" in answer[1]
             assert isinstance(outcome, ResponseError) if failed else outcome == answer[1]
+        if twice:
+            self.repeat(0)
 
     @rule(bearer=bearers)
     def check_and_advance(self, bearer: Bearer) -> None:
@@ -934,7 +974,9 @@ class Model(RuleBasedStateMachine):
         newest, _ = self.act(lambda: self.gate.current_max(token.name, kind=token.kind))
         bad = self.reference.unreadable(token)
         if bad:
-            agree([("foreign", error.key.encode()) for error in (outcome, newest)], [bad] * 2, "I12")
+            agree(
+                [("foreign", error.key.encode()) for error in (outcome, newest)], [bad] * 2, "I12"
+            )
             return
         agree(newest, self.reference.newest(token), "I3")
         agree(type(outcome) is FencedOutError, token.value < newest, "I3")
@@ -1023,8 +1065,11 @@ class Model(RuleBasedStateMachine):
         window = self.arrange(lambda: self.admin.set(key_of(place), token, px=life))
         self.reference.clock_was_ahead(place, token, window.after(RETENTION))
 
-    @rule(kind=st.sampled_from(KINDS), name=names, which=st.integers(0, 9))
-    def foreign(self, kind: str, name: str, which: int) -> None:
+    @rule(
+        kind=st.sampled_from(KINDS), name=names, which=st.integers(0, 9), worker=workers,
+        probed=st.booleans(),
+    )  # fmt: skip
+    def foreign(self, kind: str, name: str, which: int, worker: int, probed: bool) -> None:
         """Somebody else uses one of fencekit's keys."""
         values = FOREIGN[kind]
         value, key = values[which % len(values)], key_of((kind, name))
@@ -1037,10 +1082,14 @@ class Model(RuleBasedStateMachine):
             self.arrange(lambda: self.admin.hset(key, mapping=value))
         type_, stored, _ = self.seen[key]
         self.reference.records[kind, name] = Foreign(type_, stored)
+        if probed and kind in ("lock", "fence"):
+            if kind == "fence":
+                self.gone("lock", name)
+            self.acquire(worker, name, TTLS[0], None, True, False)
+        elif probed:
+            self.try_begin(worker, name, LIVES[0])
 
-    @precondition(
-        lambda self: any(isinstance(r, Foreign) for r in self.reference.records.values())
-    )
+    @precondition(lambda self: any(isinstance(r, Foreign) for r in self.reference.records.values()))
     @rule()
     def foreign_is_moved_away(self) -> None:
         for place, record in list(self.reference.records.items()):

@@ -1,11 +1,10 @@
-"""What lock, guard and gate promise, as plain Python on dictionaries. tests/model_machine.py holds it
-against a server.
+"""What lock, guard and gate promise, as plain Python on dictionaries, to hold against a server.
 
 Rules this module obeys:
 
 * It asks nobody: it hears what a step answered and judges that, then notes what must be true now.
-* It is written from the promises, not from the scripts. Where DESIGN.md numbers a promise, breaking it
-  raises `Violation` with that number.
+* It is written from the promises, not from the scripts. Where DESIGN.md numbers a promise, breaking
+  it raises `Violation` with that number.
 * Times are windows: a step happened between two readings of the server's clock.
 """
 
@@ -247,9 +246,7 @@ class Reference:
             token > before or void, "I1", f"token {token} of {subject} is not larger than {before}"
         )
         least, most = max(known + 1, window.earliest), max(known + 1, window.latest)
-        require(
-            least <= token <= most, "I1", f"token {token} of {subject}: not in {least}..{most}"
-        )
+        require(least <= token <= most, "I1", f"token {token} of {subject}: not in {least}..{most}")
         self.issued[subject] = token
         self.forgotten.discard(subject)
 
@@ -398,7 +395,8 @@ class Reference:
         token = answer[2]
         known = max(job.token if job else 0, self.fence(("jobfence", name)))
         if takes:
-            assert lock_name is not None and start.lease is not None
+            assert lock_name is not None
+            assert start.lease is not None
             known = max(known, self.fence(("fence", lock_name)))
             self._grown(("lock", lock_name), token, known, window)
             self._grant(lock_name, Held(start.owner, token, nonce, window.after(start.lease)))
@@ -595,8 +593,9 @@ class Reference:
             if key in self.writes:
                 require(due is not None, "I8", f"{key!r} has no expiry")
                 continue
-            require(key in wanted, "I11", f"nothing should be at {key!r}, there is {value!r}")
-            kind, record = wanted[key]
+            promise = "I11" if key.startswith(b"fencekit:") else "I4"
+            require(key in wanted, promise, f"nothing should be at {key!r}, there is {value!r}")
+            _, record = wanted[key]
             if isinstance(record, Foreign):
                 untouched = (type_, value) == (record.type, record.value)
                 require(untouched, "I12", f"{key!r}: {record.value!r} became {value!r}")
@@ -610,7 +609,9 @@ class Reference:
             fits = due is not None and record.due.fits(due)
             require(fits, "I8", f"{key!r} expires at {due}, which is not within {record.due}")
         for key in wanted.keys() - seen.keys():
-            raise Violation(OWN[wanted[key][0]], f"{key!r} is gone, has to be {wanted[key][1]!r}")
+            kind, record = wanted[key]
+            promise = "I10" if isinstance(record, Tombstone) else OWN[kind]
+            raise Violation(promise, f"{key!r} is gone, has to be {record!r}")
 
 
 def _differs(record: Any, value: Any) -> str:
@@ -637,7 +638,7 @@ def _differs(record: Any, value: Any) -> str:
         stone[b"nonce"] = record.nonce
     if record.evicted is not None:
         stone.update({b"evicted": b"%d" % record.evicted, b"reason": record.reason.encode()})
-    return "" if value == stone else "I2"
+    return "" if value == stone else "I10"
 
 
 def _job_differs(job: Job, value: dict[bytes, bytes]) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from redis import Redis
+from redis import BlockingConnectionPool, ConnectionPool, Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fencekit._policy import now
+from tests import asgi
 from tests.site import OPTIONS
 
+__all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
+
 NAME = "sync"
+COROUTINES = False
+"""Whether what this half decorates becomes a coroutine function."""
 
 
 class Running:
@@ -81,6 +87,11 @@ def plain_client_before(servers: Any, **options: Any) -> Any:
     return client_before(servers, retry=Retry(NoBackoff(), 0), **options)
 
 
+def master_client_of(group: Any, **options: Any) -> Any:
+    """A client of this half's kind for the master of a Sentinel group."""
+    return group.master_client(**{**OPTIONS, **options})
+
+
 def client_at(url: str, **options: Any) -> Any:
     """A client of this half's kind for a URL."""
     return Redis.from_url(url, **{**OPTIONS, **options})
@@ -94,6 +105,11 @@ def client_without_server() -> Any:
 def main(function: Callable[..., Any], *args: Any) -> Any:
     """Run a whole program of this half's kind."""
     return function(*args)
+
+
+def get(app: Any, path: str) -> Any:
+    """The status and JSON answer of an ASGI application, which has an event loop to itself."""
+    return asyncio.run(asgi.get(app, path))
 
 
 def close(client: Any) -> None:

@@ -9,6 +9,7 @@ Rules this module obeys:
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import timedelta
@@ -21,7 +22,7 @@ from fencekit._async.holding import ThreadBeats
 from fencekit._codec import Codec
 from fencekit._lease import Lease, Subject
 from fencekit._seam import aio as seam
-from fencekit._terms import MISSING, Terms, failure
+from fencekit._terms import MISSING, Terms, failure, shown
 from fencekit.errors import (
     FenceKitError,
     IdempotencyConflict,
@@ -121,9 +122,9 @@ class Claiming:
         with self._mutex:
             self._started.drop(key)
 
-    def deadline(self) -> float:
+    def deadline(self, within: float = math.inf) -> float:
         """Until when a call that starts now is tried."""
-        return _policy.now() + self.timeout
+        return _policy.now() + min(self.timeout, within)
 
     def heartbeat(self) -> Any:
         """Who renews."""
@@ -213,7 +214,7 @@ class Claiming:
         finally:
             if claim is None or not claim.started:
                 await seam.protected(
-                    lambda: self._free_lock(resource, grant.token, None), self.timeout
+                    lambda _: self._free_lock(resource, grant.token, None), self.timeout
                 )
 
     async def _free_lock(self, resource: str, token: int, lease: Lease | None) -> None:
@@ -298,7 +299,10 @@ class Claiming:
             error_message=what.get("message", ""), _failure=what,
         )  # fmt: skip
 
-    async def settle(self, claim: Claim, state: str, kept: bytes | None, ttl: float | None) -> None:
+    async def settle(
+        self, claim: Claim, state: str, kept: bytes | None, ttl: float | None,
+        *, within: float = math.inf,
+    ) -> None:  # fmt: skip
         """End a started claim and free its lock; IdempotencyNotOwned if it is another's now."""
         lease = claim._lease
         if not claim.started or claim.token is None or lease is None:
@@ -330,7 +334,7 @@ class Claiming:
                 kept=kept,
                 ttl=ttl,
                 lease=lease,
-                deadline=self.deadline(),
+                deadline=self.deadline(within),
             )
             if claim.lock_resource is not None and not one_step:
                 await self._free_lock(claim.lock_resource, lease.token, lease)
@@ -350,7 +354,7 @@ class Claiming:
     def failed(self, claim: Claim, error: BaseException | None, remembered: bool) -> None:
         """Tell of a failed attempt."""
         token = 0 if claim.token is None else claim.token.value
-        self.listeners.tell(Failed(claim.key, token, remembered, repr(error)))
+        self.listeners.tell(Failed(claim.key, token, remembered, shown(error)))
 
     def refuse(self, key: str, token: int, answer: _replies.NotSettled) -> None:
         """Raise for a completion that came from somebody who is not the owner."""

@@ -56,6 +56,7 @@ class Guarded:
         except LeaseLost as loss:
             return loss
         except (RedisError, OSError, TimeoutError) as error:
+            self._heartbeat.remove(lease)
             logger.warning(
                 "%r (token %d) could not be given back (%s); its lease ends within %.3f s",
                 lease.name, lease.token, error, lease.ttl,

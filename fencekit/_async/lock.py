@@ -194,8 +194,9 @@ class AsyncLock:
         store, locking = self._locking.backends.get().store, self._locking
         held = await store.inspect(resource, deadline=locking.deadline())
         _, holder, token = await store.break_lock(
-            resource, reason=reason, retention=locking.retention, deadline=locking.deadline()
-        )
+            resource, reason=reason, held=held, retention=locking.retention,
+            deadline=locking.deadline(),
+        )  # fmt: skip
         if holder is None:
             return None
         locking.listeners.tell(Broken(resource, token, reason))
@@ -250,11 +251,11 @@ class AsyncHold:
             raise loss
         return cut_short and loss is not None
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, within: float) -> None:
         assert self._handle is not None
         handle = self._handle
         try:
-            await self._locking.give_back(handle)
+            await self._locking.give_back(handle, within)
         except LockNotOwned as error:
             raise LeaseLost(
                 f"the lease of {handle.resource!r} (token {handle.token.value}) ended before the "

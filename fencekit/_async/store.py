@@ -118,14 +118,22 @@ class RedisStore:
         return _replies.inspect(call, await self._link.calls.run(call, deadline=deadline), resource)
 
     async def break_lock(
-        self, resource: str, *, reason: str, retention: float, deadline: float
-    ) -> tuple[int, str | None, int]:
-        """Raise the fence, take the lock away; the new fence, the holder and its token."""
+        self, resource: str, *, reason: str, held: LockInfo | None, retention: float,
+        deadline: float,
+    ) -> tuple[int, str | None, int]:  # fmt: skip
+        """Raise the fence, take the lock away; the new fence, the holder and its token.
+
+        `held` is who held it just before: what an earlier copy of this call has broken.
+        """
         call = _scripts.break_(
             self.keys.lock(resource), self.keys.fence(resource), self.keys.free_channel(resource),
             reason=reason.encode(), retention=retention, remember=retention,
         )  # fmt: skip
-        return _replies.broken(call, await self._link.calls.run(call, deadline=deadline))
+        reply = await self._link.calls.run(call, deadline=deadline)
+        fence, holder, token = _replies.broken(call, reply)
+        if holder is None and held is not None and call.attempts > 1:
+            return fence, held.holder, held.token
+        return fence, holder, token
 
     # Jobs
 

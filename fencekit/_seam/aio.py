@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -95,20 +96,24 @@ class Scope:
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
 
-async def protected(function: Callable[[], Awaitable[T]], timeout: float) -> T:
+async def protected(function: Callable[[float], Awaitable[T]], timeout: float) -> T:
     """Run to the end though the caller is cancelled; then pass the cancellation on.
 
-    Raises TimeoutError when it took longer than `timeout` seconds.
+    `function` is told the seconds to which it has to bound itself. Here that is done from outside:
+    raises TimeoutError when it took longer than `timeout`.
     """
-    task = asyncio.ensure_future(function())
+    task = asyncio.ensure_future(function(math.inf))
     cancelled: asyncio.CancelledError | None = None
-    until = _policy.now() + timeout
+    until, late = _policy.now() + timeout, False
     with anyio.CancelScope(shield=True):
         while not task.done():
             left = until - _policy.now()
             if left <= 0:
+                if late:
+                    break
+                until, late = until + 1.0, True
                 task.cancel()
-                break
+                continue
             try:
                 await asyncio.wait({task}, timeout=left)
             except asyncio.CancelledError as error:

@@ -71,6 +71,7 @@ class Wire:
         self._kept: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._putting: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
 
     async def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
@@ -98,6 +99,7 @@ class Wire:
 
     def _submit(self, pending: _Pending) -> None:
         self._queue.append(pending)
+        self._news.set()
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(
                 self._drain(), name="fencekit-wire"
@@ -129,7 +131,7 @@ class Wire:
                         continue
                     self._queue.extendleft(reversed(again))
                     failures += 1
-                    await asyncio.sleep(_policy.pause(failures))
+                    await self._rest(_policy.pause(failures))
                 if connection is not None and not self._keep(connection):
                     used, connection = connection, None
                     await self._source.put(used)
@@ -145,6 +147,13 @@ class Wire:
             if connection is not None:
                 await self._source.drop(connection)
             raise
+
+    async def _rest(self, pause: float) -> None:
+        """Pause after a failure; a call that comes meanwhile does not have to wait for its end."""
+        self._news.clear()
+        await asyncio.sleep(min(pause, shared.LEAST_PAUSE))
+        with anyio.move_on_after(pause - shared.LEAST_PAUSE):
+            await self._news.wait()
 
     def _keep(self, connection: Any) -> bool:
         """Hold an idle connection for a moment, without a task that outlives the loop."""
@@ -225,7 +234,8 @@ class Wire:
             return False
         if isinstance(error, TimeoutError) and not isinstance(error, RedisTimeoutError):
             error = RedisTimeoutError("no answer from Redis in time")
-        pending.error = error
+        if pending.error is None or not isinstance(error, RedisTimeoutError):
+            pending.error = error  # what was answered says more than that the time was up
         if _policy.passes(error):
             return True
         pending.fail(error)

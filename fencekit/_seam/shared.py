@@ -18,6 +18,9 @@ IO_TIMEOUT = 5.0
 LINE_TIMEOUT = 5.0
 """Seconds within which a connection of our own must be made and take what is written to it."""
 
+LEAST_PAUSE = 0.05
+"""Seconds between two tries at least, however many calls are waiting for the next one."""
+
 UNDO_SECONDS = 30.0
 """How long an undo is tried, and an attempt that was given up is remembered as spent."""
 
@@ -80,7 +83,7 @@ def function_behind(target: Any) -> Any:
         target = target.func
     if inspect.isroutine(target) or isinstance(target, type):
         return target
-    return getattr(type(target), "__call__", target)
+    return getattr(type(target), "__call__", target)  # noqa: B004 -- the method itself is wanted
 
 
 def finished(result: Any) -> Any:

@@ -73,10 +73,9 @@ class Scope:
         """Nothing can be done; `handle.check()` tells the body."""
 
 
-def protected(function: Callable[[], T], timeout: float) -> T:
-    """Run to the end: nobody can cancel a thread."""
-    del timeout
-    return function()
+def protected(function: Callable[[float], T], timeout: float) -> T:
+    """Run to the end: nobody can cancel a thread, so the function bounds itself."""
+    return function(timeout)
 
 
 def current_task() -> object:

@@ -49,18 +49,23 @@ class Wire:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
         _refuse_event_loop()
         failures = 0
+        told: BaseException | None = None
         while True:
             try:
                 return self._once(call, deadline)
             except BaseException as error:
                 failures += 1
+                if told is None or not isinstance(error, RedisTimeoutError):
+                    told = error  # what was answered says more than that the time was up
                 rest = _policy.pause(failures)
                 if _policy.passes(error) and _policy.now() + rest < deadline:
                     time.sleep(rest)
                     continue
                 if undo is not None and call.attempts:
                     self.post(undo)
-                raise
+                if told is error:
+                    raise
+                raise told from None
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for. One try: the lease bounds the rest."""

@@ -194,8 +194,9 @@ class DistributedLock:
         store, locking = self._locking.backends.get().store, self._locking
         held = store.inspect(resource, deadline=locking.deadline())
         _, holder, token = store.break_lock(
-            resource, reason=reason, retention=locking.retention, deadline=locking.deadline()
-        )
+            resource, reason=reason, held=held, retention=locking.retention,
+            deadline=locking.deadline(),
+        )  # fmt: skip
         if holder is None:
             return None
         locking.listeners.tell(Broken(resource, token, reason))
@@ -250,11 +251,11 @@ class Hold:
             raise loss
         return cut_short and loss is not None
 
-    def _give_back(self) -> None:
+    def _give_back(self, within: float) -> None:
         assert self._handle is not None
         handle = self._handle
         try:
-            self._locking.give_back(handle)
+            self._locking.give_back(handle, within)
         except LockNotOwned as error:
             raise LeaseLost(
                 f"the lease of {handle.resource!r} (token {handle.token.value}) ended before the "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -41,9 +42,9 @@ class Locking:
         self.listeners = Listeners(listeners)
         self._beats = None if heartbeat is None else ThreadBeats(heartbeat, prefix)
 
-    def deadline(self) -> float:
+    def deadline(self, within: float = math.inf) -> float:
         """Until when a call that starts now is tried."""
-        return _policy.now() + self.timeout
+        return _policy.now() + min(self.timeout, within)
 
     def heartbeat(self) -> Any:
         """Who renews."""
@@ -67,7 +68,7 @@ class Locking:
         wish = Wish(handle.resource, handle.ttl.total_seconds(), handle.owner_id)
         return self.lease_for(wish, handle.token.value, _policy.now())
 
-    def give_back(self, handle: LockHandle) -> None:
+    def give_back(self, handle: LockHandle, within: float = math.inf) -> None:
         """Release on the server; LockNotOwned when it was not this handle's any more."""
         lease = self.lease_of(handle)
         if lease.inherited:
@@ -81,7 +82,7 @@ class Locking:
                 owner=handle.owner_id,
                 token=handle.token.value,
                 lease=handle._lease,
-                deadline=self.deadline(),
+                deadline=self.deadline(within),
             )
         except Exception:
             raise
@@ -204,7 +205,8 @@ class Request:
     def _worth_having(self, handle: LockHandle, lease: Lease) -> None:
         wanted, reached = self._wish.durability, handle.replicas or 0
         if wanted is not None and wanted.required and reached < wanted.replicas:
-            self._locking.give_back(handle)
+            with suppress(LockNotOwned):
+                self._locking.give_back(handle)
             raise DurabilityNotReached(
                 f"only {reached} of {wanted.replicas} replicas have the grant of "
                 f"{handle.resource!r}; it was given back: try again or ask for fewer",
@@ -213,7 +215,8 @@ class Request:
                 reached=reached,
             )
         if not lease.alive:
-            self._locking.give_back(handle)
+            with suppress(LockNotOwned):  # its time may be up on the server too
+                self._locking.give_back(handle)
             raise RedisTimeoutError(
                 f"the grant of {handle.resource!r} took longer than its ttl of {lease.ttl:g} s "
                 "to arrive and was given back: use a longer ttl"

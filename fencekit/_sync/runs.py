@@ -104,7 +104,7 @@ class Run:
         refused: list[Exception] = []
         # A late completion that nobody overtook counts; a body that was cut short has none.
         loss = self._guarded.leave(
-            lambda: self._settle(body_error, refused), though_late=not cut_short
+            lambda within: self._settle(body_error, refused, within), though_late=not cut_short
         )
         if body_error is not None:
             return False
@@ -114,14 +114,16 @@ class Run:
             raise loss
         return False
 
-    def _settle(self, error: BaseException | None, refused: list[Exception]) -> None:
+    def _settle(
+        self, error: BaseException | None, refused: list[Exception], within: float
+    ) -> None:
         assert self._job is not None
         claim, claiming, life = self._job.claim, self._claiming, self._terms.ttl
         try:
             if error is not None:
                 kept = isinstance(error, self._policy.remember)
                 state, what = ("f", describe(error)) if kept else ("x", None)
-                claiming.settle(claim, state, what, life)
+                claiming.settle(claim, state, what, life, within=within)
                 claiming.failed(claim, error, kept)
                 return
             try:
@@ -129,7 +131,7 @@ class Run:
             except Exception as unfit:  # the work is done: do not do it again for its result's sake
                 refused.append(unfit)
                 result = None
-            claiming.settle(claim, "d", result, life)
+            claiming.settle(claim, "d", result, life, within=within)
         except IdempotencyNotOwned as late:
             refused.append(late)
 

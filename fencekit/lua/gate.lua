@@ -20,7 +20,7 @@ end
 local remember = tonumber(ARGV[4])
 if remember > 0 then
   local stored = redis.call('GET', KEYS[2])
-  if stored then
+  if stored and stored ~= '' then
     local replies = cmsgpack.unpack(stored)
     return {1, digits(newest), unpack(replies, 1, replies.n)}
   end
@@ -30,6 +30,10 @@ if token < newest then
   return {0, digits(newest)}
 end
 
+if remember > 0 then
+  -- First of all writes: a server that is out of memory refuses it, and then nothing is done.
+  redis.call('SET', KEYS[2], '', 'PX', ARGV[4])
+end
 -- (A job's token may be the newest one and its fence older: the record may go, the fence stays.)
 if token > fence then
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])

@@ -41,6 +41,7 @@ from tests.site import Site
 
 pytestmark = pytest.mark.asyncio
 
+COULD_NOT_ASK = (RedisConnectionError, RedisTimeoutError)
 LAPSED = "its deadline passed without a renewal"
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -246,17 +247,17 @@ async def test_could_not_ask_is_neither_yes_nor_busy(reach: Reach, own: Site, pr
     await through.direct.acquire("a", ttl=30)
     proxy.refuse()
     for wait in (0, 0.5):
-        with pytest.raises(RedisConnectionError) as failed:
+        with pytest.raises(COULD_NOT_ASK) as failed:
             async with through.lock.hold("a", wait=wait):
                 raise AssertionError("the body ran")
         assert not isinstance(failed.value, FenceKitError)
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(COULD_NOT_ASK):
             await through.lock.try_acquire("a")
     for step in (
         lambda: through.lock.inspect("a"),
         lambda: through.lock.break_lock("a", reason="a test"),
     ):
-        with pytest.raises(RedisConnectionError):
+        with pytest.raises(COULD_NOT_ASK):
             await step()
 
 
@@ -351,10 +352,10 @@ async def test_a_refused_copy_does_not_count_as_an_earlier_release(own: Site) ->
     client = both.client_of(own)
     lock = AsyncLock(client)
     handle = await lock.acquire("a", ttl=30)
-    own.expire_lock("a")
+    own.admin.pexpire(own.keys.lock("a"), 300)
     own.admin.config_set("min-replicas-to-write", 1)
     releasing = both.Running(lambda: lock.release(handle))
-    await seam.sleep(0.1)
+    await both.until(lambda: own.lock("a") == {})
     assert not releasing.done
     own.admin.config_set("min-replicas-to-write", 0)
     with pytest.raises(LockNotOwned, match="it lapsed"):
@@ -529,9 +530,9 @@ async def test_a_release_that_failed_may_be_tried_again(
     handle = await through.lock.acquire("a", ttl=30)
     proxy.refuse()
     proxy.cut()
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(COULD_NOT_ASK):
         await through.lock.release(handle)
-    with pytest.raises(RedisConnectionError):
+    with pytest.raises(COULD_NOT_ASK):
         await through.lock.extend(handle)
     assert handle.state is LeaseState.HELD
     proxy.accept()
