@@ -112,7 +112,9 @@ def test_keys_that_would_come_back_as_text_are_refused(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, 1j, lambda: 1, memoryview(b""), range(3), int], ids=repr
+    "value",
+    [object(), {1, 2}, 1j, lambda: 1, memoryview(b""), range(3), int],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_data_is_refused_where_it_is(value: Any) -> None:
     with pytest.raises(CanonicalizeError, match="cannot be remembered as JSON") as refused:

@@ -225,8 +225,8 @@ class RedisServer(Clients):
         try:
             text = (self._private / "log").read_text(errors="replace")
         except OSError:
-            return ""
-        return without_secrets(text[-8000:], self._settings.password)
+            text = ""
+        return without_secrets(text, self._settings.password)[-8000:]
 
     def __repr__(self) -> str:
         state = "frozen" if self.frozen else "up" if self.alive else "down"
