@@ -11,7 +11,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fencekit._policy import now
-from tests import asgi
 from tests.site import OPTIONS
 
 __all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
@@ -82,11 +81,6 @@ def client_without_server() -> Any:
 def main(function: Callable[..., Any], *args: Any) -> Any:
     """Run a whole program of this half's kind."""
     return asyncio.run(function(*args))
-
-
-async def get(app: Any, path: str) -> Any:
-    """The status and JSON answer of an ASGI application."""
-    return await asgi.get(app, path)
 
 
 async def close(client: Any) -> None:

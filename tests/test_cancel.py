@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -60,12 +61,9 @@ def own(private_server: RedisServer) -> Iterator[Site]:
 
 # -- at every step --------------------------------------------------------------------------------
 
-Verb = Callable[[Tools, str, Any], Awaitable[Any]]
-"""What is cancelled; gets a name of its own and what was prepared for it."""
-
 
 async def nothing(tools: Tools, name: str) -> None:
-    """Prepares nothing."""
+    """Prepares nothing, or leaves nothing to clear away."""
 
 
 async def held(tools: Tools, name: str) -> LockHandle:
@@ -73,28 +71,25 @@ async def held(tools: Tools, name: str) -> LockHandle:
 
 
 async def begun(tools: Tools, name: str) -> Any:
-    return await tools.guard.begin(name, lease=0.9, lock=name)
+    # By a task of its own: whoever runs a job cannot wait for it.
+    return await asyncio.ensure_future(tools.guard.begin(name, lease=0.9, lock=name))
 
 
-async def acquire(tools: Tools, name: str, _: Any) -> None:
-    await tools.lock.acquire(name, ttl=600)
-    await tools.lock.break_lock(name, reason="came through")
+async def acquire(tools: Tools, name: str, _: Any) -> LockHandle:
+    return await tools.lock.acquire(name, ttl=600)
 
 
-async def wait_in_line(tools: Tools, name: str, handle: LockHandle) -> None:
+async def wait_in_line(tools: Tools, name: str, handle: LockHandle) -> LockHandle:
     releasing = asyncio.ensure_future(tools.lock.release(handle))
     try:
-        await tools.lock.acquire(name, ttl=600, wait=20)
-        await tools.lock.break_lock(name, reason="came through")
+        return await tools.lock.acquire(name, ttl=600, wait=20)
     finally:
         await asyncio.shield(releasing)
 
 
-async def extend(tools: Tools, name: str, handle: LockHandle) -> None:
-    try:
-        await tools.lock.extend(handle)
-    finally:
-        await asyncio.shield(tools.lock.release(handle))
+async def extend(tools: Tools, name: str, handle: LockHandle) -> LockHandle:
+    await tools.lock.extend(handle)
+    return handle
 
 
 async def release(tools: Tools, name: str, handle: LockHandle) -> None:
@@ -115,18 +110,18 @@ async def read(tools: Tools, name: str, _: Any) -> None:
 
 
 async def begin(tools: Tools, name: str, _: Any) -> None:
-    await tools.guard.begin(name, lease=0.9)
-    await tools.guard.clear(name)
+    claim = await tools.guard.begin(name, lease=600)
+    await asyncio.shield(tools.guard.fail(claim))
 
 
 async def begin_with_lock(tools: Tools, name: str, _: Any) -> None:
-    await tools.guard.begin(name, lease=0.9, lock=name)
-    await tools.guard.clear(name)
+    claim = await tools.guard.begin(name, lease=600, lock=name)
+    await asyncio.shield(tools.guard.fail(claim))
 
 
 async def try_begin(tools: Tools, name: str, _: Any) -> None:
-    await tools.guard.try_begin(name, ttl=600)
-    await tools.guard.clear(name)
+    assert await tools.guard.try_begin(name, ttl=600)
+    await asyncio.shield(tools.guard.clear(name))
 
 
 async def finish(tools: Tools, name: str, claim: Any) -> None:
@@ -153,14 +148,12 @@ async def wait_for_result(tools: Tools, name: str, claim: Any) -> None:
         await asyncio.shield(finishing)
 
 
-async def gated_write(tools: Tools, name: str, handle: LockHandle) -> None:
-    try:
-        await tools.gate.set_if_fresh(handle.token, tools.gate.key(name, "row"), "v", ttl=60)
-        async with tools.gate.pipeline(handle.token) as pipe:
-            pipe.incr(tools.gate.key(name, "count"))
-        await tools.gate.check(handle.token)
-    finally:
-        await asyncio.shield(tools.lock.release(handle))
+async def gated_write(tools: Tools, name: str, handle: LockHandle) -> LockHandle:
+    await tools.gate.set_if_fresh(handle.token, tools.gate.key(name, "row"), "v", ttl=60)
+    async with tools.gate.pipeline(handle.token) as pipe:
+        pipe.incr(tools.gate.key(name, "count"))
+    await tools.gate.check(handle.token)
+    return handle
 
 
 def free(site: Site, name: str) -> bool:
@@ -171,21 +164,6 @@ def free(site: Site, name: str) -> bool:
         if "l" not in job or int(job["l"]) > seconds * 1000:
             return False
     return "owner" not in site.lock(name)
-
-
-async def cancel_after(steps: int, call: Awaitable[Any]) -> bool:
-    """Cancel it after so many turns of the loop; whether it was still going on."""
-    task = asyncio.ensure_future(call)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    asked = task.cancel()
-    await asyncio.wait({task}, timeout=20)
-    assert task.done()
-    if not asked:
-        task.result()
-        return False
-    assert task.cancelled()  # it arrives as what it is
-    return True
 
 
 @pytest.mark.parametrize(
@@ -209,24 +187,40 @@ async def cancel_after(steps: int, call: Awaitable[Any]) -> bool:
     ids=lambda function: function.__name__,
 )
 async def test_a_verb_cancelled_at_any_step_leaves_nothing_behind(
-    tools: Tools, site: Site, prepare: Callable[..., Awaitable[Any]], verb: Verb
+    tools: Tools,
+    site: Site,
+    prepare: Callable[..., Awaitable[Any]],
+    verb: Callable[..., Awaitable[Any]],
 ) -> None:
     # scenario 31, I10
-    await verb(tools, "warm", await prepare(tools, "warm"))
-    cancelled, through, names = 0, 0, []
-    for steps in range(300):
-        name = f"n{steps}"
-        names.append(name)
+    names, cancelled, through = ["warm"], 0, 0
+    steps = 0
+    while through < 3 and steps < 300:
+        name = names[-1]
         prepared = await prepare(tools, name)
-        if await cancel_after(steps, verb(tools, name, prepared)):
+        task = asyncio.ensure_future(verb(tools, name, prepared))
+        for _ in range(steps or 100_000):  # the first one comes through
+            await asyncio.sleep(0)
+            if task.done():
+                break
+        asked = task.cancel()
+        await asyncio.wait({task}, timeout=20)
+        if asked:
+            assert task.cancelled()  # it arrives as what it is
             cancelled, through = cancelled + 1, 0
         else:
-            through += 1
-        del prepared
+            through += steps > 0
+        # What the verb leaves on purpose, the caller gives back.
+        given = prepared if asked and verb in (extend, gated_write) else None
+        given = given if asked else task.result()
+        if isinstance(given, LockHandle):
+            await tools.lock.release(given)
+        del prepared, given, task
         # Later answers are those to later questions.
-        assert await tools.client.echo(name) in (name, name.encode())
-        if through == 3:
-            break
+        await tools.client.set("answer", name)
+        assert await tools.client.get("answer") in (name, name.encode())
+        steps += 1
+        names.append(f"n{steps}")
     assert cancelled >= 3
     gc.collect()
     left = set(names)
@@ -344,12 +338,18 @@ async def test_cancellation_and_loss_at_once_are_a_cancellation(tools: Tools, fi
     for step in steps if first == "lost" else reversed(steps):
         step()
     await asyncio.wait({task}, timeout=20)
-    assert task.cancelled()
+    if first == "lost" and sys.version_info < (3, 11):
+        # There a task does not count who cancelled it, and the two look like one.
+        assert isinstance(task.exception(), LeaseLost)
+    else:
+        assert task.cancelled()
 
 
 async def test_a_loss_cancels_the_body_once_and_nothing_after_it(tools: Tools, site: Site) -> None:
     cancelled = 0
-    with pytest.raises(LeaseLost):
+
+    async def work() -> None:
+        nonlocal cancelled
         async with tools.lock.hold("a", ttl=0.9):
             site.expire_lock("a")
             try:
@@ -357,12 +357,22 @@ async def test_a_loss_cancels_the_body_once_and_nothing_after_it(tools: Tools, s
             except asyncio.CancelledError:
                 cancelled += 1
                 raise
+
+    with pytest.raises(LeaseLost):
+        await work()
     assert cancelled == 1
     await asyncio.sleep(0.01)
     task = asyncio.current_task()
     assert task is not None
-    if hasattr(task, "cancelling"):
+    if sys.version_info >= (3, 11):
         assert task.cancelling() == 0
+
+
+async def lose(block: Any, site: Site, name: str) -> None:
+    """The block's body goes on until a lease is lost."""
+    async with block:
+        site.expire_lock(name)
+        await asyncio.sleep(60)
 
 
 async def test_the_loss_of_an_inner_block_is_raised_inside_the_outer_one(
@@ -370,9 +380,7 @@ async def test_the_loss_of_an_inner_block_is_raised_inside_the_outer_one(
 ) -> None:
     async with tools.lock.hold("outer", ttl=30) as outer:
         with pytest.raises(LeaseLost) as lost:
-            async with tools.lock.hold("inner", ttl=0.9):
-                site.expire_lock("inner")
-                await asyncio.sleep(60)
+            await lose(tools.lock.hold("inner", ttl=0.9), site, "inner")
         assert lost.value.resource == "inner"
         await asyncio.sleep(0)
         outer.check()
@@ -382,11 +390,12 @@ async def test_the_loss_of_an_inner_block_is_raised_inside_the_outer_one(
 async def test_the_loss_of_an_outer_block_ends_the_inner_one_which_gives_back(
     tools: Tools, site: Site
 ) -> None:
-    with pytest.raises(LeaseLost) as lost:
+    async def nest() -> None:
         async with tools.lock.hold("outer", ttl=0.9):
-            async with tools.lock.hold("inner", ttl=600):
-                site.expire_lock("outer")
-                await asyncio.sleep(60)
+            await lose(tools.lock.hold("inner", ttl=600), site, "outer")
+
+    with pytest.raises(LeaseLost) as lost:
+        await nest()
     assert lost.value.resource == "outer"
     assert site.lock("inner") == {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +12,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fencekit._policy import now
-from tests import asgi
 from tests.site import OPTIONS
 
 __all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
@@ -105,11 +103,6 @@ def client_without_server() -> Any:
 def main(function: Callable[..., Any], *args: Any) -> Any:
     """Run a whole program of this half's kind."""
     return function(*args)
-
-
-def get(app: Any, path: str) -> Any:
-    """The status and JSON answer of an ASGI application, which has an event loop to itself."""
-    return asyncio.run(asgi.get(app, path))
 
 
 def close(client: Any) -> None:

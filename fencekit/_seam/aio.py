@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -76,13 +77,15 @@ class Scope:
         self._scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()
         self._asked = False
+        self._cancelling = _cancelling()
 
     def __enter__(self) -> Scope:
         self._scope.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> bool:
-        return bool(self._scope.__exit__(*exc))
+        # A cancellation from elsewhere that came at the same time is not this scope's to end.
+        return bool(self._scope.__exit__(*exc)) and _cancelling() <= self._cancelling
 
     def cancel(self) -> None:
         self._asked = True
@@ -94,6 +97,12 @@ class Scope:
             self._scope.cancel()
         else:
             self._loop.call_soon_threadsafe(self._scope.cancel)
+
+
+def _cancelling() -> int:
+    """How many cancellations the current task was asked for and has not dealt with."""
+    task = asyncio.current_task()
+    return task.cancelling() if sys.version_info >= (3, 11) and task is not None else 0
 
 
 async def protected(function: Callable[[float], Awaitable[T]], timeout: float) -> T:

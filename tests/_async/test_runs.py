@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
 
 from fencekit import (
     AsyncFenceGate,
@@ -834,26 +833,6 @@ async def test_a_callable_object_and_a_bound_method_may_be_decorated(guard: Asyn
     assert await bound(1) == ["one", 1, False]
     assert await bound(order=1) == ["one", 1, False]
     assert Shop.runs == 1
-
-
-# scenario 76
-@pytest.mark.parametrize("function", [ship, pack], ids=["coroutine function", "function"])
-async def test_a_decorated_function_may_be_a_dependency_of_fastapi(
-    guard: AsyncGuard, function: Any
-) -> None:
-    name = function.__name__
-    dependency = Depends(guard.idempotent(ttl=60)(function))
-    app = FastAPI()
-
-    @app.get("/orders/{order}")
-    async def read(shipped: Any = dependency) -> Any:
-        return {"shipped": shipped}
-
-    for _ in range(2):
-        assert await both.get(app, "/orders/7") == (200, {"shipped": [name, 7, False]})
-    assert await both.get(app, "/orders/8") == (200, {"shipped": [name, 8, False]})
-    assert (await both.get(app, "/orders/none"))[0] == 422
-    assert Shop.runs == 2
 
 
 def lazy(order: int) -> Iterator[int]:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI
 
 from fencekit import (
     FenceGate,
@@ -834,26 +833,6 @@ def test_a_callable_object_and_a_bound_method_may_be_decorated(guard: Idempotenc
     assert bound(1) == ["one", 1, False]
     assert bound(order=1) == ["one", 1, False]
     assert Shop.runs == 1
-
-
-# scenario 76
-@pytest.mark.parametrize("function", [ship, pack], ids=["coroutine function", "function"])
-def test_a_decorated_function_may_be_a_dependency_of_fastapi(
-    guard: IdempotencyGuard, function: Any
-) -> None:
-    name = function.__name__
-    dependency = Depends(guard.idempotent(ttl=60)(function))
-    app = FastAPI()
-
-    @app.get("/orders/{order}")
-    def read(shipped: Any = dependency) -> Any:
-        return {"shipped": shipped}
-
-    for _ in range(2):
-        assert both.get(app, "/orders/7") == (200, {"shipped": [name, 7, False]})
-    assert both.get(app, "/orders/8") == (200, {"shipped": [name, 8, False]})
-    assert (both.get(app, "/orders/none"))[0] == 422
-    assert Shop.runs == 2
 
 
 def lazy(order: int) -> Iterator[int]:
