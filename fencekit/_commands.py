@@ -6,10 +6,13 @@ not known here is refused, with the way out in the error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from redis.commands import CoreCommands
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_WORDS = 7000
 """Words in one pipeline: what Lua can unpack, with some room."""
@@ -44,8 +47,10 @@ def encode(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return repr(value).encode()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return b"%d" % value  # an enumeration's member too, as its number
+    if isinstance(value, float):
+        return float.__repr__(value).encode()
     raise TypeError(
         f"Redis takes text, bytes and numbers, not {type(value).__name__}: encode it first"
     )
@@ -69,7 +74,17 @@ def _keys_of(words: Sequence[bytes]) -> list[bytes]:
     )
 
 
-class Recorder(CoreCommands):
+if TYPE_CHECKING:
+
+    class _Commands:
+        """Every method of redis-py's for a command; here each returns the pipeline."""
+
+        def __getattr__(self, name: str) -> Callable[..., Self]: ...
+else:
+    _Commands = CoreCommands
+
+
+class Recorder(_Commands):
     """Has redis-py's methods for commands; each call is noted and returns the recorder."""
 
     _event_dispatcher: Any = None  # redis-py's mixin asks for one

@@ -135,6 +135,13 @@ class Lease:
         if self._listeners:
             self._listeners.tell(Renewed(self.name, self.token))
 
+    def shorten(self, ttl: float) -> None:
+        """An extension by so long is about to be asked for: if it is less than what is left, count
+        on no more from now on, whatever becomes of the answer (I9)."""
+        with self._mutex:
+            deadline = _policy.deadline_after(_policy.now(), ttl)
+            self.deadline = min(self.deadline, deadline)
+
     def renewal_failed(self, error: BaseException) -> None:
         """A renewal got no answer: unsure, and due again soon."""
         with self._mutex:

@@ -16,6 +16,7 @@ import threading
 import time
 from datetime import timedelta
 from itertools import count
+from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
@@ -73,8 +74,8 @@ def waiting(value: float | timedelta | None) -> float:
 
 
 def milliseconds(duration: float) -> int:
-    """Whole milliseconds for the wire, never rounded down to nothing."""
-    return max(1, int(duration * 1000))
+    """Whole milliseconds for the wire, rounded up: a lease is never shorter than it is believed."""
+    return max(1, math.ceil(round(duration * 1000, 3)))
 
 
 def deadline_after(sent: float, duration: float) -> float:
@@ -117,6 +118,7 @@ class _Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.host = re.sub(r"[\s/]+", "-", socket.gethostname()) or "localhost"
+        self.mutex = threading.RLock()
         self._start = secrets.token_hex(8)
         self._count = count()
 
@@ -144,6 +146,11 @@ def nonce() -> bytes:
 def pid() -> int:
     """This process, as known since its start or its fork."""
     return _process.pid
+
+
+def mutex() -> Any:
+    """One for the whole process, a new one after a fork."""
+    return _process.mutex
 
 
 def label(text: str) -> str:
@@ -182,4 +189,5 @@ def check_label(value: object) -> str:
     return value
 
 
-Mutex = threading.Lock
+# Re-entrant: a signal handler, or what the garbage collector runs, may come back to the same one.
+Mutex = threading.RLock

@@ -83,19 +83,29 @@ def broken(call: Call, reply: Any) -> tuple[int, str | None, int]:
     raise _scripts.unexpected(call, reply)
 
 
+def _where(label: str) -> tuple[str, int]:
+    host, _, rest = label.partition("/")
+    number, _, _ = rest.partition("/")
+    return host, int(number) if number.isdigit() else 0
+
+
+def seen(resource: str, label: str, token: int, fence: int) -> LockInfo:
+    """What is known of a holder that was evicted before it could be looked at."""
+    host, pid = _where(label)
+    return LockInfo(resource, label, "", host, pid, token, 0.0, 0.0, 0, fence)
+
+
 def inspect(call: Call, reply: Any, resource: str) -> LockInfo | None:
     match reply:
         case [_]:
             return None
         case [fence, owner, token, holder, age, left, waiters]:
-            host, _, rest = text(holder or b"").partition("/")
-            number, _, _ = rest.partition("/")
             return LockInfo(
                 resource=resource,
                 holder=text(holder or owner),
                 owner_id=text(owner),
-                host=host,
-                pid=int(number) if number.isdigit() else 0,
+                host=_where(text(holder or b""))[0],
+                pid=_where(text(holder or b""))[1],
                 token=int(token),
                 age=max(0, int(age)) / 1000,
                 remaining=max(0, int(left)) / 1000,
@@ -203,15 +213,16 @@ class Job:
     kept: bytes | None
     left: float | None
     holder: str
+    fingerprint: str
 
 
 def job(call: Call, reply: Any) -> Job | None:
     match reply:
         case []:
             return None
-        case [state, attempts, token, kept, left, holder]:
+        case [state, attempts, token, kept, left, holder, known]:
             rest = int(left) / 1000 if left else None
-            return Job(text(state), attempts, int(token), kept, rest, text(holder))
+            return Job(text(state), attempts, int(token), kept, rest, text(holder), text(known))
     raise _scripts.unexpected(call, reply)
 
 

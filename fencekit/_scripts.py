@@ -221,4 +221,6 @@ def fence(keys: Sequence[bytes], *, kind: bytes) -> Call:
 
 def unexpected(call: Call, reply: object) -> FenceKitError:
     """For an answer that no version of the script gives."""
-    return FenceKitError(f"the script {call.script.name} answered {reply!r}; is it fencekit's own?")
+    return FenceKitError(
+        f"the script {call.script.name} answered {str(reply)[:200]}; is it fencekit's own?"
+    )

@@ -103,6 +103,16 @@ class FenceToken:
             return NotImplemented
         return self.value > other.value  # type: ignore[attr-defined, no-any-return]
 
+    def __le__(self, other: object) -> bool:
+        if not self._same_resource(other):
+            return NotImplemented
+        return self.value <= other.value  # type: ignore[attr-defined, no-any-return]
+
+    def __ge__(self, other: object) -> bool:
+        if not self._same_resource(other):
+            return NotImplemented
+        return self.value >= other.value  # type: ignore[attr-defined, no-any-return]
+
     def __int__(self) -> int:
         return self.value
 
@@ -244,6 +254,7 @@ class Claim:
     retry_after: float | None = None
     error_type: str | None = None
     error_message: str | None = None
+    _ttl: float | None = field(default=None, repr=False, compare=False)
     _failure: dict[str, Any] | None = field(default=None, repr=False, compare=False)
     _lease: Lease | None = field(default=None, repr=False, compare=False)
 
@@ -308,7 +319,7 @@ class Durability:
     """
 
     replicas: int = 1
-    timeout: float = 1.0
+    timeout: float | timedelta = 1.0
     disk: bool = False
     required: bool = True
 
@@ -317,5 +328,9 @@ class Durability:
             raise TypeError("replicas is an int")
         if not 0 <= self.replicas <= 100:
             raise ValueError("replicas is between 0 and 100")
+        if isinstance(self.timeout, timedelta):
+            object.__setattr__(self, "timeout", self.timeout.total_seconds())
+        if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)):
+            raise TypeError("a durability timeout is seconds or a timedelta")
         if not 0.001 <= self.timeout <= 3600:
             raise ValueError("a durability timeout is between 1 ms and 1 h")

@@ -53,6 +53,12 @@ async def close(client: Any) -> None:
     await getattr(client, "aclose", client.close)()
 
 
+async def put_away(client: Any) -> None:
+    """Close a client whose connections may be those of a loop that has been closed."""
+    await AsyncLock(client).inspect("a")  # puts them aside, which redis-py does not
+    await close(client)
+
+
 @asynccontextmanager
 async def client_of(site: Site) -> AsyncIterator[Any]:
     client = site.aio_client()
@@ -169,7 +175,7 @@ def test_one_client_serves_one_loop_after_another(site: Site) -> None:
     for number in range(3):
         asyncio.run(task(number))
     assert ran == [0, 0, 1, 2]
-    asyncio.run(close(client))
+    asyncio.run(put_away(client))
 
 
 def test_a_loop_may_have_the_address_of_an_earlier_one(site: Site) -> None:
@@ -182,7 +188,7 @@ def test_a_loop_may_have_the_address_of_an_earlier_one(site: Site) -> None:
 
     addresses = [asyncio.run(task()) for _ in range(10)]
     assert len(addresses) == 10
-    asyncio.run(close(client))
+    asyncio.run(put_away(client))
 
 
 def test_a_handle_of_an_earlier_loop_is_still_given_back(site: Site) -> None:
@@ -192,7 +198,7 @@ def test_a_handle_of_an_earlier_loop_is_still_given_back(site: Site) -> None:
     assert handle.state is LeaseState.HELD
     asyncio.run(_release(lock, handle))
     assert site.lock("a") == {}
-    asyncio.run(close(client))
+    asyncio.run(put_away(client))
 
 
 async def _acquire(lock: AsyncLock) -> LockHandle:
@@ -248,7 +254,7 @@ def test_a_loop_that_ends_gives_back_what_its_tasks_hold(site: Site) -> None:
         assert not any(task.done() for task in tasks)
 
     asyncio.run(main())
-    asyncio.run(close(client))
+    asyncio.run(put_away(client))
     assert "owner" not in site.lock("a")
     assert site.job("job").get("s") != b"p"
 
@@ -336,7 +342,7 @@ def test_each_half_wants_its_own_kind_of_client(site: Site, blocking: Any) -> No
 # -- many at once ---------------------------------------------------------------------------------
 
 
-def test_ten_thousand_waits_and_holds_need_three_connections(own: Site) -> None:
+def test_a_thousand_waits_and_holds_need_three_connections(own: Site) -> None:
     async def main() -> int:
         async with client_of(own) as client:
             lock = AsyncLock(client)
@@ -348,9 +354,9 @@ def test_ten_thousand_waits_and_holds_need_three_connections(own: Site) -> None:
                     most = max(most, len(entered))
                     entered.discard(number)
 
-            entered = set(range(2000))
+            entered = set(range(1000))
             watching = asyncio.ensure_future(asyncio.to_thread(_watch, own, entered))
-            await asyncio.gather(*(visit(number) for number in range(2000)))
+            await asyncio.gather(*(visit(number) for number in range(1000)))
             return await watching
 
     assert asyncio.run(main()) <= 3
@@ -362,6 +368,7 @@ def _watch(site: Site, entered: set[int]) -> int:
     end = now() + 60
     while entered and now() < end:
         most = max(most, len(site.admin.client_list()) - 1)
+        time.sleep(0.005)
     return most
 
 

@@ -10,10 +10,8 @@ Rules this module obeys:
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import timedelta
-from itertools import islice
 from typing import Any
 
 from fencekit import _policy, _replies
@@ -41,6 +39,7 @@ from fencekit.events import (
     Listeners,
     Reclaimed,
     Replayed,
+    logger,
 )
 from fencekit.records import BeginOutcome, Claim, FenceToken
 
@@ -49,15 +48,15 @@ class Started:
     """Which tokens this guard's own plain starts were given, for as long as their records live."""
 
     def __init__(self) -> None:
-        self._tokens: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._tokens: dict[str, tuple[int, float]] = {}
+        self._sweep_at = 1024
 
     def put(self, key: str, token: int, ttl: float) -> None:
         moment = _policy.now()
-        for old in list(islice(self._tokens, 8)):
-            if self._tokens[old][1] < moment:
-                del self._tokens[old]
+        if len(self._tokens) >= self._sweep_at:
+            alive = {name: known for name, known in self._tokens.items() if known[1] >= moment}
+            self._tokens, self._sweep_at = alive, max(1024, 2 * len(alive))
         self._tokens[key] = (token, moment + ttl)
-        self._tokens.move_to_end(key)
 
     def get(self, key: str) -> int | None:
         known = self._tokens.get(key)
@@ -166,14 +165,7 @@ class Claiming:
             deadline=self.deadline(),
         )
         if isinstance(answer, _replies.Conflict):
-            raise IdempotencyConflict(
-                f"{terms.key!r} is known with fingerprint {answer.known!r}, "
-                f"not {terms.fingerprint!r}: "
-                "different input needs another key",
-                key=terms.key,
-                fingerprint=terms.fingerprint,
-                known=answer.known,
-            )
+            raise self._conflict(terms, answer.known)
         if isinstance(answer, _replies.Spent):
             raise FenceKitError(f"this attempt to begin {terms.key!r} was given up: begin again")
         return answer
@@ -187,6 +179,16 @@ class Claiming:
             return self.claim_for(terms, await self.try_start(terms, "take"))
         return await self._begin_in_two_steps(terms, terms.lock)
 
+    @staticmethod
+    def _conflict(terms: Terms, known: str) -> IdempotencyConflict:
+        return IdempotencyConflict(
+            f"{terms.key!r} is known with fingerprint {known!r}, not {terms.fingerprint!r}: "
+            "different input needs another key",
+            key=terms.key,
+            fingerprint=terms.fingerprint,
+            known=known,
+        )
+
     async def _begin_in_two_steps(self, terms: Terms, resource: str) -> Claim:
         """On a Cluster the lock is taken first, so that a started job always has it."""
         assert terms.lease is not None
@@ -198,8 +200,12 @@ class Claiming:
         if not isinstance(grant, _replies.Grant):
             # Whether the job is done or runs matters more than who holds its lock.
             record = await store.job(terms.key, deadline=self.deadline())
+            known = "" if record is None else record.fingerprint
+            if known and terms.fingerprint not in ("", known):
+                raise self._conflict(terms, known)
             if record is not None and record.state in "df":
-                return self.claim_for(terms, await self.try_start(terms, ""))
+                ended = _replies.Ended(record.state == "f", record.attempts, record.kept)
+                return self.claim_for(terms, ended)
             if record is not None and record.state == "p" and (record.left or 1) > 0:
                 running = _replies.Running(record.attempts, record.left, record.holder)
                 return self.claim_for(terms, running)
@@ -213,9 +219,12 @@ class Claiming:
             return claim
         finally:
             if claim is None or not claim.started:
-                await seam.protected(
-                    lambda _: self._free_lock(resource, grant.token, None), self.timeout
-                )
+                try:
+                    await seam.protected(
+                        lambda _: self._free_lock(resource, grant.token, None), self.timeout
+                    )
+                except Exception as error:  # the lease bounds it; what happened before counts
+                    logger.warning("the lock %r could not be given back: %s", resource, error)
 
     async def _free_lock(self, resource: str, token: int, lease: Lease | None) -> None:
         await self.backends.get().store.release(
@@ -279,7 +288,16 @@ class Claiming:
         event = Reclaimed if answer.reclaimed else Begun
         self.listeners.tell(event(terms.key, number, answer.attempts))
         outcome = BeginOutcome.RECLAIMED if answer.reclaimed else BeginOutcome.BEGUN
-        return Claim(terms.key, outcome, owner, answer.attempts, token, terms.lock, _lease=lease)
+        return Claim(
+            terms.key,
+            outcome,
+            owner,
+            answer.attempts,
+            token,
+            terms.lock,
+            _ttl=terms.ttl,
+            _lease=lease,
+        )
 
     def _ended_claim(self, key: str, answer: _replies.Ended) -> Claim:
         kept = answer.kept

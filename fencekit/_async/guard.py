@@ -118,7 +118,7 @@ class AsyncGuard(Starts):
         'done'
         """
         _check_claim(claim)
-        life = None if ttl is None else _policy.seconds(ttl, "ttl")
+        life = claim._ttl if ttl is None else _policy.seconds(ttl, "ttl")
         await self._claiming.settle(claim, "d", self._claiming.encode(claim.key, result), life)
 
     async def fail(
@@ -141,7 +141,7 @@ class AsyncGuard(Starts):
         2
         """
         _check_claim(claim)
-        life = None if ttl is None else _policy.seconds(ttl, "ttl")
+        life = claim._ttl if ttl is None else _policy.seconds(ttl, "ttl")
         kept = None if retry else describe(error)
         await self._claiming.settle(claim, "x" if retry else "f", kept, life)
         self._claiming.failed(claim, error, not retry)

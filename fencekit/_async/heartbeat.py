@@ -53,6 +53,7 @@ class Heartbeat:
         self._order = count()
         self._wake = seam.Event()
         self._worker: seam.Worker | None = None
+        self.owner: object = None
 
     def add(self, lease: Lease) -> None:
         """Renew this lease from now on. Call it before the grant is handed out."""
@@ -60,11 +61,20 @@ class Heartbeat:
             self._kept.add(lease)
             sooner = not self._due or lease.next_beat < self._due[0][0]
             self._push(lease)
-            if self._worker is None:
+            if self._worker is None or not self._worker.alive:
                 self._wake.clear()
                 self._worker = seam.Worker(self._run, "heartbeat")
             elif sooner:
                 self._wake.set()
+
+    def reschedule(self, lease: Lease) -> None:
+        """Its next beat has moved; nothing if it is not renewed here."""
+        if lease in self._kept:
+            self.add(lease)
+
+    def _all(self) -> list[Lease]:
+        with self._mutex:
+            return list(self._kept)
 
     def remove(self, lease: Lease) -> None:
         """Do not renew this lease any more. Call it before the release is sent."""
@@ -72,6 +82,9 @@ class Heartbeat:
             self._kept.discard(lease)
 
     def _push(self, lease: Lease) -> None:
+        if len(self._due) > 2 * len(self._kept) + 64:  # most are leases that have been removed
+            self._due = [due for due in self._due if due[2]() in self._kept]
+            heapq.heapify(self._due)
         moment = min(lease.next_beat, lease.deadline)
         heapq.heappush(self._due, (moment, next(self._order), weakref.ref(lease)))
 
@@ -132,9 +145,10 @@ class Heartbeat:
 
     async def _beat(self, leases: list[Lease]) -> None:
         beats = {lease: _Beat(lease) for lease in leases}
+        # No request may take longer than the most impatient lease can wait for its turn.
+        budget = min((lease.ttl for lease in self._all()), default=1.0) / 6
         for pairs in self._batches(leases):
             told = [beats[lease] for lease, _ in pairs]
-            budget = min(beat.ttl for beat in told) / 6
             try:
                 reasons, when = await self._store.renew(pairs, deadline=_policy.now() + budget)
             except Exception as error:  # could not ask: unsure, never lost

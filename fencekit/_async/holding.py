@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import RedisError
-
 from fencekit._lease import Lease
 from fencekit._seam import aio as seam
-from fencekit.errors import LeaseLost
+from fencekit.errors import FenceKitError, LeaseLost
 from fencekit.events import ReleaseFailed, logger
 from fencekit.records import LeaseState
 
@@ -36,12 +34,20 @@ class Guarded:
         """End the block; true if it was cut short for the loss of its lease."""
         if self._lease.inherited:  # the scope is a parent's too, and so is its event loop
             return False
-        return self._scope.__exit__(*exc)
+        try:
+            return self._scope.__exit__(*exc)
+        except (
+            RuntimeError
+        ):  # left in another task than entered: the lease is given back all the same
+            return False
 
-    async def leave(self, give_back: Any, *, though_late: bool = False) -> LeaseLost | None:
+    async def leave(
+        self, give_back: Any, *, though_late: bool = False, within: float = LEAVE_SECONDS
+    ) -> LeaseLost | None:
         """Stop renewing and give back; how the lease was lost, if it was.
 
-        `though_late` tries also when only the own clock has given the lease up.
+        `though_late` tries also when only the own clock has given the lease up. Takes no longer
+        than `within` seconds, nor than the lease.
         """
         lease = self._lease
         if lease.inherited:  # before the heartbeat: a parent's thread may have held its mutex
@@ -52,16 +58,20 @@ class Guarded:
         try:
             if not (though_late and lease.lapsed):
                 lease.check()
-            await seam.protected(give_back, min(LEAVE_SECONDS, lease.ttl))
+            await seam.protected(give_back, min(within, lease.ttl))
         except LeaseLost as loss:
             return loss
-        except (RedisError, OSError, TimeoutError) as error:
-            self._heartbeat.remove(lease)
+        except FenceKitError as error:  # certain: what is there is not ours
+            lease.lose(str(error))
+            return LeaseLost(str(error), resource=lease.name, token=lease.token, reason=str(error))
+        except Exception as error:
             logger.warning(
                 "%r (token %d) could not be given back (%s); its lease ends within %.3f s",
                 lease.name, lease.token, error, lease.ttl,
             )  # fmt: skip
             lease.tell(ReleaseFailed(lease.name, lease.token, str(error)))
+        finally:
+            self._heartbeat.remove(lease)
         return None
 
 

@@ -54,7 +54,7 @@ class _Queue:
         return self.everyone or self.places[0] is place
 
     def asking(self) -> list[Place]:
-        return list(self.places) if self.everyone else list(self.places)[:1]
+        return list(self.places) if self.everyone else [self.places[0]] if self.places else []
 
     def tell(self) -> None:
         """There is news: whoever may ask asks now."""
@@ -72,6 +72,7 @@ class WaitingRoom:
         self._queues: dict[bytes, _Queue] = {}
         self._line: Any = None
         self._worker: seam.Worker | None = None
+        self.owner: object = None
         self._failures = 0
         self._idle_since = 0.0
 
@@ -90,7 +91,7 @@ class WaitingRoom:
                     self._line.post(b"SUBSCRIBE", channel)
             queue.places.append(place)
             place.news = queue.confirmed and queue.asks(place)
-            if self._worker is None:
+            if self._worker is None or not self._worker.alive:
                 self._failures = 0
                 self._worker = seam.Worker(self._run, "waiting")
         return place

@@ -76,7 +76,6 @@ class Scope:
     def __init__(self) -> None:
         self._scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()
-        self._asked = False
         self._cancelling = _cancelling()
 
     def __enter__(self) -> Scope:
@@ -88,7 +87,6 @@ class Scope:
         return bool(self._scope.__exit__(*exc)) and _cancelling() <= self._cancelling
 
     def cancel(self) -> None:
-        self._asked = True
         try:
             running = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -102,7 +100,9 @@ class Scope:
 def _cancelling() -> int:
     """How many cancellations the current task was asked for and has not dealt with."""
     task = asyncio.current_task()
-    return task.cancelling() if sys.version_info >= (3, 11) and task is not None else 0
+    if sys.version_info < (3, 11) or task is None:
+        return 0
+    return task.cancelling()
 
 
 async def protected(function: Callable[[float], Awaitable[T]], timeout: float) -> T:

@@ -113,6 +113,8 @@ class Line:
 
     def post(self, *words: bytes) -> None:
         """Write a command; its answer comes as a message, an error ends `read`."""
+        if not self._connection.is_connected:
+            return  # `read` has said so, or will: writing would connect anew, unheard
         writing = self._connection.send_command(*words, check_health=False)
         task = asyncio.get_running_loop().create_task(writing)
         self._writes.add(task)
@@ -141,20 +143,24 @@ class Link:
         self._pid = _policy.pid()
         if isinstance(client, RedisCluster):
             self.calls: Wire | ClusterWire = ClusterWire(client)
-            self.durable: Wire | None = None
+            self._pool: Any = None
             self._own: OwnSource | None = None
             self.beats: Wire | ClusterWire = self.calls
         else:
             pool = client.connection_pool
             adopt(pool, self._loop)
             self.calls = Wire(PoolSource(pool))
-            self.durable = Wire(PoolSource(pool))
+            self._pool = pool
             self._own = OwnSource(self._make)
             self.beats = Wire(self._own)
 
     def _make(self, timeout: float = shared.LINE_TIMEOUT) -> Any:
         pool = self._client.connection_pool  # type: ignore[union-attr]
         return pool.connection_class(**shared.own_settings(pool.connection_kwargs, Retry, timeout))
+
+    def durable(self) -> Wire | None:
+        """A way of its own for a call that waits on the server; None where there is none."""
+        return None if self._pool is None else Wire(PoolSource(self._pool))
 
     async def open_line(self) -> Line:
         """A fresh connection for a subscription."""

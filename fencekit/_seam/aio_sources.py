@@ -16,6 +16,7 @@ from typing import Any
 
 from fencekit import _policy
 from fencekit._seam import shared
+from fencekit.events import logger
 
 ENOUGH = 8
 """From a pool of so many connections one is kept for a moment after use."""
@@ -38,11 +39,15 @@ class PoolSource:
             return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
 
     async def put(self, connection: Any) -> None:
-        await self._pool.release(connection)
+        try:
+            await self._pool.release(connection)
+        except Exception as error:  # the pool was reset meanwhile: it is nobody's now
+            logger.debug("a connection could not be given back to its pool: %s", error)
+            await connection.disconnect(nowait=True)
 
     async def drop(self, connection: Any) -> None:
         await connection.disconnect(nowait=True)
-        await self._pool.release(connection)
+        await self.put(connection)
 
 
 class OwnSource:

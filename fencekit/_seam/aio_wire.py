@@ -139,7 +139,7 @@ class Wire:
                     self._worker = None
                     return
                 connection = self._take_kept()
-        except asyncio.CancelledError as error:  # the loop is being closed
+        except BaseException as error:  # the loop is being closed, or something nobody foresaw
             self._worker = None  # those who release on their way out get another worker
             queue, self._queue = self._queue, deque()
             for pending in (*batch, *queue):

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import select
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +41,25 @@ def _refuse_event_loop() -> None:
     )
 
 
+def _persist(attempt: Callable[[], Any], deadline: float) -> Any:
+    """Try until it works, until trying again cannot help, or until the deadline."""
+    failures = 0
+    told: Exception | None = None
+    while True:
+        try:
+            return attempt()
+        except Exception as error:
+            failures += 1
+            if told is None or not isinstance(error, RedisTimeoutError):
+                told = error  # what was answered says more than that the time was up
+            rest = _policy.pause(failures)
+            if not _policy.passes(error) or _policy.now() + rest >= deadline:
+                if told is error:
+                    raise
+                raise told from None
+        time.sleep(rest)
+
+
 class Wire:
     """Sends a call on a connection of its source and reads the reply, for any number of threads."""
 
@@ -48,24 +69,12 @@ class Wire:
     def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
         _refuse_event_loop()
-        failures = 0
-        told: BaseException | None = None
-        while True:
-            try:
-                return self._once(call, deadline)
-            except BaseException as error:
-                failures += 1
-                if told is None or not isinstance(error, RedisTimeoutError):
-                    told = error  # what was answered says more than that the time was up
-                rest = _policy.pause(failures)
-                if _policy.passes(error) and _policy.now() + rest < deadline:
-                    time.sleep(rest)
-                    continue
-                if undo is not None and call.attempts:
-                    self.post(undo)
-                if told is error:
-                    raise
-                raise told from None
+        try:
+            return _persist(lambda: self._once(call, deadline), deadline)
+        except BaseException:
+            if undo is not None and call.attempts:
+                self.post(undo)
+            raise
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for. One try: the lease bounds the rest."""
@@ -127,12 +136,22 @@ def _reply(connection: Any, limit: float) -> Any:
 class PoolSource:
     """Connections borrowed from the client's own pool, each for one call."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, make: Any) -> None:
         self._pool = pool
+        self._make = make
 
     def get(self, limit: float) -> Any:
-        del limit
+        if not _warm(self._pool):
+            self._knock(limit)
         return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+
+    def _knock(self, limit: float) -> None:
+        """Find out in time whether anybody answers: a pool that connects may take a minute."""
+        connection = self._make(min(limit, shared.LINE_TIMEOUT))
+        try:
+            connection.connect()
+        finally:
+            connection.disconnect()
 
     def put(self, connection: Any) -> None:
         self._pool.release(connection)
@@ -140,6 +159,25 @@ class PoolSource:
     def drop(self, connection: Any) -> None:
         connection.disconnect()
         self._pool.release(connection)
+
+
+def _warm(pool: Any) -> bool:
+    """Whether the connection that a pool hands out next is open, as far as one can see."""
+    queue = getattr(getattr(pool, "pool", None), "queue", None)  # of a pool that blocks
+    idle = getattr(pool, "_available_connections", None) if queue is None else queue
+    if idle is None:
+        return True
+    try:
+        connection = idle[-1]
+    except IndexError:
+        return False
+    sock = getattr(getattr(connection, "_conn", connection), "_sock", None)
+    if sock is None or sock.fileno() < 0:
+        return False
+    try:
+        return not select.select([sock], [], [], 0)[0]  # readable: it was closed over there
+    except (OSError, ValueError):  # more descriptors than this can take
+        return True
 
 
 class OwnSource:
@@ -181,21 +219,12 @@ class ClusterWire:
 
     def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         _refuse_event_loop()
-        failures = 0
-        while True:
-            call.sent = _policy.now()
-            try:
-                return self._evaluate(call)
-            except BaseException as error:
-                failures += 1
-                rest = _policy.pause(failures)
-                explained = call.explain(error) if isinstance(error, Exception) else error
-                if _policy.passes(explained) and _policy.now() + rest < deadline:
-                    time.sleep(rest)
-                    continue
-                if undo is not None and call.attempts:
-                    self.post(undo)
-                raise explained from None
+        try:
+            return _persist(lambda: self._evaluate(call), deadline)
+        except BaseException:
+            if undo is not None and call.attempts:
+                self.post(undo)
+            raise
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for."""
@@ -207,6 +236,7 @@ class ClusterWire:
         # With the node named, the cluster client follows redirections but sends only once.
         node = shared.node_of(self._client, call.keys[0])
         options = {NEVER_DECODE: True, "target_nodes": node}
+        call.sent = _policy.now()
         call.attempts += 1 if node else 2
         try:
             try:
@@ -217,7 +247,7 @@ class ClusterWire:
             return self._client.execute_command("EVAL", call.script.source, *rest, **options)
         except ResponseError as error:
             call.attempts -= shared.did_not_run(error)
-            raise
+            raise call.explain(error) from None
 
     def close(self) -> None:
         """Nothing of our own is open."""
@@ -232,6 +262,8 @@ class Line:
 
     def post(self, *words: bytes) -> None:
         """Write a command; its answer comes as a message, an error ends `read`."""
+        if getattr(self._connection, "_sock", None) is None:
+            return  # `read` has said so, or will: writing would connect anew, unheard
         with self._mutex, suppress(RedisError, OSError):
             self._connection.send_command(*words, check_health=False)
 
@@ -255,11 +287,10 @@ class Link:
         self.clustered = isinstance(client, redis.RedisCluster)
         if isinstance(client, redis.RedisCluster):
             self.calls: Wire | ClusterWire = ClusterWire(client)
-            self.durable: Wire | None = None
             self._own: OwnSource | None = None
             self.beats: Wire | ClusterWire = self.calls
         else:
-            self.calls = self.durable = Wire(PoolSource(client.connection_pool))
+            self.calls = Wire(PoolSource(client.connection_pool, self._make))
             self._own = OwnSource(self._make)
             self.beats = Wire(self._own)
 
@@ -272,6 +303,10 @@ class Link:
     def _make(self, timeout: float = shared.LINE_TIMEOUT) -> Any:
         pool = self._pool()
         return pool.connection_class(**shared.own_settings(pool.connection_kwargs, Retry, timeout))
+
+    def durable(self) -> Wire | None:
+        """A way of its own for a call that waits on the server; None where there is none."""
+        return self.calls if isinstance(self.calls, Wire) else None
 
     def open_line(self) -> Line:
         """A fresh connection for a subscription."""

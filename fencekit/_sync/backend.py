@@ -34,6 +34,8 @@ class Backend:
         self.store = RedisStore(link, keys)
         self.heartbeat = Heartbeat(link, self.store)
         self.room = WaitingRoom(link)
+        # Their workers keep this alive: who comes while they run shares them.
+        self.heartbeat.owner = self.room.owner = self
         self._held: weakref.WeakValueDictionary[bytes, Lease] = weakref.WeakValueDictionary()
 
     def keep_in_mind(self, lease: Lease) -> None:
@@ -55,22 +57,23 @@ class Backends:
         self.keys = KeySpace(prefix)
         self._client = client
         self._prefix = prefix
-        self._identity: tuple[int, int, int] | None = None
-        self._backend: Backend | None = None
+        self._found: tuple[tuple[int, int, int], Backend] | None = None
 
     def get(self) -> Backend:
         """The backend to use now."""
         identity = seam.identity(self._client)
-        if self._backend is not None and identity == self._identity:
-            return self._backend
+        found = self._found
+        if found is not None and found[0] == identity:
+            return found[1]
         seam.check_adopted(self._client)
         name = (*identity, self._prefix)
-        backend = _backends.get(name)
-        if backend is None:
-            backend = _backends[name] = Backend(self._client, self.keys)
-        if self._backend is not None and self._backend.pid != backend.pid:
-            _inherited.append(self._backend)
-        self._identity, self._backend = identity, backend
+        with _policy.mutex():
+            backend = _backends.get(name)
+            if backend is None:
+                backend = _backends[name] = Backend(self._client, self.keys)
+        if found is not None and found[1].pid != backend.pid:
+            _inherited.append(found[1])
+        self._found = (identity, backend)
         return backend
 
     @property

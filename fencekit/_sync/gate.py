@@ -141,6 +141,8 @@ class FenceGate:
         self, token: FenceToken, commands: Sequence[Sequence[bytes]], targets: Sequence[bytes]
     ) -> list[Any]:
         backend = self._backends.get()
+        for word in {word for words in commands for word in words[1:]}.difference(targets):
+            self._check_own(word)
         for target in targets:
             self._check_target(token, target, backend.store.clustered)
         answer = backend.store.write(
@@ -151,14 +153,17 @@ class FenceGate:
             raise self._refused(token, answer.newest)
         return answer.replies
 
+    def _check_own(self, word: bytes) -> None:
+        if _owned(self._backends.keys, word):
+            raise ValueError(
+                f"{word.decode(errors='replace')!r} is one of fencekit's own keys: choose another"
+            )
+
     def _check_target(self, token: FenceToken, target: bytes, clustered: bool) -> None:
         if not target:
             raise ValueError("a key to write is not empty")
+        self._check_own(target)
         keys = self._backends.keys
-        if _owned(keys, target):
-            raise ValueError(
-                f"{target.decode(errors='replace')!r} is one of fencekit's own keys: choose another"
-            )
         fence = keys.fence(token.resource)
         if clustered and key_slot(target) != key_slot(fence):
             raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from fencekit import _policy
 from fencekit._sync.holding import Guarded
 from fencekit._sync.locking import Locking, Request, Wish, not_owned
+from fencekit._replies import seen
 from fencekit.errors import LeaseLost, LockNotAcquired, LockNotOwned
 from fencekit.events import Broken, Listener
 from fencekit.keys import check_name
@@ -118,8 +119,11 @@ class DistributedLock:
         _check_handle(handle)
         duration = _policy.seconds(handle.ttl if ttl is None else ttl, "ttl")
         lease = self._locking.lease_of(handle)
+        if lease.inherited:
+            raise not_owned(handle, "it belongs to the process that forked this one", "extend")
         if not lease.alive:
             raise not_owned(handle, lease.reason or "it was given back before", "extend")
+        lease.shorten(duration)
         (reason,), sent = self._locking.backends.get().store.renew(
             [(lease, lease.subjects[0])], deadline=self._locking.deadline(), ttl=duration
         )
@@ -127,6 +131,7 @@ class DistributedLock:
             lease.lose(reason)
             raise not_owned(handle, reason, "extend")
         lease.renewed(sent, duration, extended=True)
+        self._locking.heartbeat().reschedule(lease)
 
     def release(self, handle: LockHandle) -> None:
         """Give the resource back and wake the next in line.
@@ -193,13 +198,15 @@ class DistributedLock:
             raise ValueError("reason has between 1 and 1000 characters")
         store, locking = self._locking.backends.get().store, self._locking
         held = store.inspect(resource, deadline=locking.deadline())
-        _, holder, token = store.break_lock(
+        fence, holder, token = store.break_lock(
             resource, reason=reason, held=held, retention=locking.retention,
             deadline=locking.deadline(),
         )  # fmt: skip
         if holder is None:
             return None
         locking.listeners.tell(Broken(resource, token, reason))
+        if held is None or held.token != token:  # the holder changed between the two questions
+            held = seen(resource, holder, token, fence)
         return held
 
     def lock_key(self, resource: str) -> str:
@@ -240,16 +247,19 @@ class Hold:
             raise RuntimeError("this hold was entered before: call hold() again")
         self._handle = Request(self._locking, self._wish).granted(self._wait)
         assert self._handle._lease is not None
-        self._guarded = Guarded(self._handle._lease, self._locking.heartbeat())
+        try:
+            self._guarded = Guarded(self._handle._lease, self._locking.heartbeat())
+        except BaseException:  # no thread to renew with: the body does not run
+            self._locking.give_back(self._handle)
+            raise
         return self._handle
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._guarded is not None
         cut_short = self._guarded.close((kind, error, trace))
         loss = self._guarded.leave(self._give_back)
         if loss is not None and (error is None or cut_short):
             raise loss
-        return cut_short and loss is not None
 
     def _give_back(self, within: float) -> None:
         assert self._handle is not None

@@ -97,22 +97,23 @@ class Run:
         self._guarded = Guarded(claim._lease, self._claiming.heartbeat())
         return self._job
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._guarded is not None
         cut_short = self._guarded.close((kind, error, trace))
         body_error = None if cut_short else error
         refused: list[Exception] = []
         # A late completion that nobody overtook counts; a body that was cut short has none.
         loss = self._guarded.leave(
-            lambda within: self._settle(body_error, refused, within), though_late=not cut_short
+            lambda within: self._settle(body_error, refused, within),
+            though_late=not cut_short,
+            within=self._claiming.timeout,
         )
         if body_error is not None:
-            return False
+            return
         if refused:
             raise refused[0]
         if loss is not None:
             raise loss
-        return False
 
     def _settle(
         self, error: BaseException | None, refused: list[Exception], within: float
@@ -121,6 +122,8 @@ class Run:
         claim, claiming, life = self._job.claim, self._claiming, self._terms.ttl
         try:
             if error is not None:
+                if self._terms.blocks and not isinstance(error, Exception):
+                    return  # cut off half-way: let it lapse, and somebody resolve it
                 kept = isinstance(error, self._policy.remember)
                 state, what = ("f", describe(error)) if kept else ("x", None)
                 claiming.settle(claim, state, what, life, within=within)
@@ -240,7 +243,9 @@ class _Others:
         place, left = self._place, busy.retry_after
         if place is None or place.channel != channel:
             self.leave()
-            place = self._place = backend.room.join(channel, everyone=True)
+            # A result is for everyone who waits, a lock for the first in line.
+            everyone = not isinstance(busy, LockNotAcquired)
+            place = self._place = backend.room.join(channel, everyone=everyone)
             left = None  # subscribe first, then ask again
         if not backend.room.turn(place, self._until, left):
             raise busy

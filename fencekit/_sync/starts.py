@@ -100,7 +100,7 @@ class Starts:
             key, resource=None, owner=claiming.owner, token=token, state="d", kept=kept, ttl=life,
             lease=None, deadline=claiming.deadline(),
         )  # fmt: skip
+        claiming.forget(key)
         if answer is not None:
             claiming.refuse(key, token or 0, answer)
-        claiming.forget(key)
         claiming.listeners.tell(Finished(key, token or 0))

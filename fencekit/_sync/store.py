@@ -63,14 +63,16 @@ class RedisStore:
         if durability is None:
             reply = self._link.calls.run(call, deadline=deadline, undo=undo)
             return _replies.acquire(call, reply), None
-        if self._link.durable is None:
+        wire = self._link.durable()
+        if wire is None:
             raise ValueError("durability is not offered on a Redis Cluster")
-        limit = b"%d" % _policy.milliseconds(durability.timeout)
+        patience = _policy.seconds(durability.timeout, "a durability timeout")
+        limit = b"%d" % _policy.milliseconds(patience)
         count = b"%d" % durability.replicas
         waiting = (b"WAITAOF", b"1", count, limit) if durability.disk else (b"WAIT", count, limit)
-        call.follow, call.patience = _scripts.command(*waiting), durability.timeout
-        until = deadline + durability.timeout
-        reply = self._link.durable.run(call, deadline=until, undo=undo)
+        call.follow, call.patience = _scripts.command(*waiting), patience
+        until = deadline + patience
+        reply = wire.run(call, deadline=until, undo=undo)
         reached = call.followed
         if isinstance(reached, Exception):
             self._link.calls.post(undo)

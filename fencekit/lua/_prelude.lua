@@ -56,6 +56,18 @@ local function fence_at(index)
   return token
 end
 
+-- Wakes waiters. Only a hint: a user who may not publish must not break what was done.
+local function tell(channel)
+  redis.pcall('PUBLISH', channel, '1')
+end
+
+-- Why a record is lost if it is foreign; nothing for an error that says nothing about the record.
+local function lost_to(bad, what)
+  if string.find(bad.err, 'FOREIGN', 1, true) then
+    return 'something else is at its ' .. what
+  end
+end
+
 -- An expiry is lengthened, never shortened.
 local function keep_for(key, ms)
   if redis.call('PTTL', key) < tonumber(ms) then

@@ -19,5 +19,5 @@ end
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'evicted', lock.text, 'reason', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PUBLISH', ARGV[4], '1')
+tell(ARGV[4])
 return {raised, lock.owner, lock.text, lock.by}

@@ -33,5 +33,5 @@ else
     redis.call('PEXPIRE', KEYS[1], ARGV[4])
   end
 end
-redis.call('PUBLISH', ARGV[5], '1')
+tell(ARGV[5])
 return 1

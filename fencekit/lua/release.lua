@@ -23,7 +23,7 @@ if spent > 0 and (mine or not lock.owner) then
   keep_for(KEYS[1], ARGV[4])
 end
 if mine then
-  redis.call('PUBLISH', ARGV[5], '1')
+  tell(ARGV[5])
   return 1
 end
 if lock.owner then

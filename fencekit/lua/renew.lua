@@ -8,7 +8,7 @@
 local function renew_lock(key, fence_key, index, owner, text, lease, retention, delay, exactly)
   local lock, bad = lock_at(index)
   if bad then
-    return 'something else is at its key'
+    return lost_to(bad, 'key'), bad
   end
   if not lock.owner then
     if lock.evicted == text then
@@ -24,7 +24,7 @@ local function renew_lock(key, fence_key, index, owner, text, lease, retention, 
   end
   local fence, bad_fence = fence_at(index + 1)
   if bad_fence then
-    return 'something else is at its fence'
+    return lost_to(bad_fence, 'fence'), bad_fence
   end
   if fence > lock.token then
     return 'fenced out by token ' .. digits(fence)
@@ -42,7 +42,7 @@ end
 local function renew_job(key, index, owner, text, lease)
   local job, bad = fields(index, 's', 't', 'o', 'b')
   if bad then
-    return 'something else is at its key'
+    return lost_to(bad, 'key'), bad
   end
   if not job[1] then
     return 'the server has no such claim any more'
@@ -52,13 +52,14 @@ local function renew_job(key, index, owner, text, lease)
   end
   local fence, bad_fence = fence_at(index + 1)
   if bad_fence then
-    return 'something else is at its fence'
+    return lost_to(bad_fence, 'fence'), bad_fence
   end
   if fence > token_of(text) then
     return 'fenced out by token ' .. digits(fence)
   end
+  -- The expiry first: Redis allows it though it is out of memory, and what follows a write with it.
+  redis.call('PEXPIRE', key, digits(math.max(lease, redis.call('PTTL', key))))
   redis.call('HSET', key, 'l', digits(now_us() / 1000 + lease))
-  keep_for(key, digits(lease))
   return 1
 end
 
@@ -66,12 +67,15 @@ local answers = {}
 for i = 1, #KEYS / 2 do
   local key, fence_key, at = KEYS[2 * i - 1], KEYS[2 * i], 6 * i - 5
   local owner, text, lease = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  local answer, bad
   if ARGV[at] == 'job' then
-    answers[i] = renew_job(key, 2 * i - 1, owner, text, lease)
+    answer, bad = renew_job(key, 2 * i - 1, owner, text, lease)
   else
     local retention, delay = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
-    answers[i] = renew_lock(
+    answer, bad = renew_lock(
       key, fence_key, 2 * i - 1, owner, text, lease, retention, delay, ARGV[at] == 'exact')
   end
+  if not answer then return bad end
+  answers[i] = answer
 end
 return answers

@@ -29,7 +29,7 @@ local mine = job[1] == 'p' and job[3] == ARGV[1] and (ARGV[2] == '' or job[2] ==
 local again = ARGV[2] ~= '' and job[1] == ARGV[3] and job[2] == ARGV[2] and job[4] == kept
 if lock and lock.owner == ARGV[1] and lock.text == ARGV[2] then
   redis.call('DEL', KEYS[2])
-  redis.call('PUBLISH', ARGV[8], '1')
+  tell(ARGV[8])
 end
 if not mine and not again then
   return {0, job[1] or '', job[2] or '', job[4], job[5] or ''}
@@ -43,6 +43,6 @@ if mine then
   if ARGV[6] ~= '0' then
     redis.call('PEXPIRE', KEYS[1], ARGV[6])
   end
-  redis.call('PUBLISH', ARGV[7], '1')
+  tell(ARGV[7])
 end
 return {1}

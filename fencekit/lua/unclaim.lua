@@ -15,15 +15,16 @@ end
 
 if lock and lock.nonce == ARGV[1] then
   redis.call('DEL', KEYS[2])
-  redis.call('PUBLISH', ARGV[4], '1')
+  tell(ARGV[4])
 end
 if job[1] == 'p' and job[3] and string.sub(job[3], 2) == ARGV[1] then
   redis.call('HSET', KEYS[1], 's', 'x', 'n', math.max(0, tonumber(job[2]) - 1), 'c', 'x' .. ARGV[1])
   redis.call('HDEL', KEYS[1], 'o', 'l', 'b', 'u')
   if tonumber(job[2]) <= 1 then
+    redis.call('HDEL', KEYS[1], 'h')
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
   end
-  redis.call('PUBLISH', ARGV[3], '1')
+  tell(ARGV[3])
   return 1
 end
 if not job[1] and redis.call('EXISTS', KEYS[1]) == 0 then

@@ -275,14 +275,14 @@ async def test_a_server_that_does_not_answer_is_given_up_at_the_timeout(
     server: RedisServer,
 ) -> None:
     # scenario 35
-    client = both.client_before(server)
+    client = both.Redis(port=server.port)  # which connects again and again, five seconds each
     assert await client.ping()
     verbs = ("acquire", "hold", "begin", "once", "check", "set_if_fresh")
     server.freeze()
     try:
         calls = [both.Running(lambda v=verb: raised_by(v, client, timeout=0.5)) for verb in verbs]
         for call in calls:
-            error = await call.result(10)
+            error = await call.result(5)
             assert isinstance(error, RedisTimeoutError), repr(error)
     finally:
         server.resume()
