@@ -28,6 +28,7 @@ OPTIONS = [
     "--override-ini=faulthandler_timeout=120",
     "--override-ini=faulthandler_exit_on_timeout=true",
     "-pno:xdist",
+    "-mnot native_threads",
 ]
 
 

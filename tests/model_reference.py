@@ -495,8 +495,8 @@ class Reference:
             agree(answer, ("flag", True), "I10")
             job.end("x")
             job.attempts, job.cookie = job.attempts - 1, b"x" + nonce
-            if job.attempts == 0:
-                job.due = window.after(spent)
+            if job.attempts == 0:  # it was the first: nothing was ever started
+                job.due, job.fingerprint = window.after(spent), ""
             return
         agree(answer, ("flag", False), "I10")
         if found is None:

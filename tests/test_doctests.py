@@ -101,7 +101,7 @@ def run_examples(test: doctest.DocTest, half: Half) -> int:
         with contextlib.redirect_stdout(out):
             try:
                 half.run(example.source, names, f"<{test.name}>")
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if example.exc_msg is None:
                     raise AssertionError(f"{test.name}: {example.source}") from error
                 got = "".join(traceback.format_exception_only(type(error), error))

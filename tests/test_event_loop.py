@@ -26,7 +26,7 @@ from fencekit import (
     LockNotAcquired,
 )
 from fencekit._policy import now
-from fencekit.testing import RedisServer
+from fencekit.testing import ClusterServers, RedisServer
 from tests import threads
 from tests.site import Site, standing
 
@@ -157,9 +157,9 @@ def test_a_blocked_loop_notices_the_loss_at_the_first_wait_and_its_writes_are_re
 # -- several loops --------------------------------------------------------------------------------
 
 
-def test_one_client_serves_one_loop_after_another(site: Site) -> None:
+def test_one_client_serves_one_loop_after_another(own: Site) -> None:
     # scenario 28
-    client = site.aio_client()
+    client = own.aio_client()
     lock, guard, gate = AsyncLock(client), AsyncGuard(client), AsyncFenceGate(client)
     ran: list[int] = []
 
@@ -178,9 +178,9 @@ def test_one_client_serves_one_loop_after_another(site: Site) -> None:
     asyncio.run(put_away(client))
 
 
-def test_a_loop_may_have_the_address_of_an_earlier_one(site: Site) -> None:
+def test_a_loop_may_have_the_address_of_an_earlier_one(own: Site) -> None:
     # scenario 28
-    client = site.aio_client()
+    client = own.aio_client()
 
     async def task() -> int:
         await AsyncLock(client).release(await AsyncLock(client).acquire("a"))
@@ -191,13 +191,13 @@ def test_a_loop_may_have_the_address_of_an_earlier_one(site: Site) -> None:
     asyncio.run(put_away(client))
 
 
-def test_a_handle_of_an_earlier_loop_is_still_given_back(site: Site) -> None:
-    client = site.aio_client()
+def test_a_handle_of_an_earlier_loop_is_still_given_back(own: Site) -> None:
+    client = own.aio_client()
     lock = AsyncLock(client)
     handle = asyncio.run(_acquire(lock))
     assert handle.state is LeaseState.HELD
     asyncio.run(_release(lock, handle))
-    assert site.lock("a") == {}
+    assert own.lock("a") == {}
     asyncio.run(put_away(client))
 
 
@@ -210,9 +210,9 @@ async def _release(lock: AsyncLock, handle: LockHandle) -> None:
     await lock.release(handle)
 
 
-def test_a_client_that_another_open_loop_uses_is_refused(site: Site) -> None:
+def test_a_client_that_another_open_loop_uses_is_refused(own: Site) -> None:
     # scenario 28
-    client = site.aio_client()
+    client = own.aio_client()
     lock = AsyncLock(client)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -231,9 +231,9 @@ def test_a_client_that_another_open_loop_uses_is_refused(site: Site) -> None:
         loop.close()
 
 
-def test_a_loop_that_ends_gives_back_what_its_tasks_hold(site: Site) -> None:
+def test_a_loop_that_ends_gives_back_what_its_tasks_hold(own: Site) -> None:
     # scenario 31
-    client = site.aio_client()
+    client = own.aio_client()
     lock, guard = AsyncLock(client), AsyncGuard(client)
 
     async def hold() -> None:
@@ -249,14 +249,28 @@ def test_a_loop_that_ends_gives_back_what_its_tasks_hold(site: Site) -> None:
 
     async def main() -> None:
         tasks = [asyncio.ensure_future(function()) for function in (hold, run, wait)]
-        while not (site.lock("a") and site.job("job") and standing(lock, "a")):
+        while not (own.lock("a") and own.job("job") and standing(lock, "a")):
             await asyncio.sleep(0.005)
         assert not any(task.done() for task in tasks)
 
     asyncio.run(main())
     asyncio.run(put_away(client))
-    assert "owner" not in site.lock("a")
-    assert site.job("job").get("s") != b"p"
+    assert "owner" not in own.lock("a")
+    assert own.job("job").get("s") != b"p"
+
+
+def test_a_cluster_client_stays_with_its_first_loop(fencekit_cluster: ClusterServers) -> None:
+    client: Any = fencekit_cluster.async_client()
+    lock = AsyncLock(client)
+
+    async def first() -> None:
+        await lock.release(await lock.acquire("a"))
+        await close(client)
+
+    asyncio.run(first())
+    for other in (lock, AsyncLock(client)):
+        with pytest.raises(TypeError, match="this cluster client belongs to the event loop"):
+            asyncio.run(_acquire(other))
 
 
 # -- the wrong half -------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ FAULTS = {
     ),
     "a memo is changed": ("settle", "'r', kept)", "'r', kept .. ' ')", "I6"),
     "the gate lets older tokens through": ("gate", "token < newest", "false", "I3"),
-    "the gate runs a repeat": ("gate", "if stored then", "if false then", "I7"),
+    "the gate runs a repeat": ("gate", "if stored and", "if false and", "I7"),
     "a refused write leaves something": (
         "gate", "return {0, digits(newest)}",
         "if KEYS[4] then redis.call('SET', KEYS[4], '1') end return {0, digits(newest)}", "I4",
@@ -135,6 +135,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("arena", [Half], ids=["sync"], indirect=True)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_model_sees_a_fault_in_a_script(

@@ -85,7 +85,7 @@ class Scripts:
         keys, args = [], []
         for kind, owner, token, *rest in leases:
             lease, delay = (*rest, *(LEASE, 0)[len(rest) :])
-            keys += [LOCK, FENCE] if kind == "lock" else [JOB, JOBFENCE]
+            keys += [JOB, JOBFENCE] if kind == "job" else [LOCK, FENCE]
             args += [kind, owner, token, lease, RETENTION, delay]
         return self.run("renew", keys, *args)
 
@@ -550,9 +550,19 @@ def test_renew_extends_and_may_be_repeated(scripts: Scripts) -> None:
         assert scripts.renew(("lock", "me", token)) == [1]
     assert scripts.admin.pttl(LOCK) > LEASE - 1000
     assert scripts.admin.pttl(FENCE) > RETENTION - 1000
+
+
+def test_renew_shortens_a_lease_only_when_it_was_asked_for_exactly(scripts: Scripts) -> None:
+    _, token = scripts.acquire(delay=10_000)
     assert scripts.renew(("lock", "me", token, 1_000, 2_000)) == [1]
+    assert scripts.admin.pttl(LOCK) > LEASE + 9_000
+    assert int(scripts.record(LOCK)["until"]) > scripts.now() // 1000 + LEASE - 1_000
+    assert scripts.renew(("exact", "me", token, 1_000, 2_000)) == [1]
     assert 2_000 < scripts.admin.pttl(LOCK) <= 3_000
     assert int(scripts.record(LOCK)["until"]) <= scripts.now() // 1000 + 1_000
+    _, _, claimed = scripts.begin()
+    assert scripts.renew(("job", "me", claimed, 1_000)) == [1]
+    assert scripts.admin.pttl(JOB) > TTL - 1_000
 
 
 def test_renew_brings_back_a_fence_that_was_evicted(scripts: Scripts) -> None:
@@ -942,16 +952,20 @@ def test_unclaim_leaves_locks_and_jobs_of_others_alone(scripts: Scripts) -> None
 
 def test_job_reads_every_state_and_changes_nothing(scripts: Scripts) -> None:
     assert scripts.job() == []
-    _, _, token = scripts.begin()
+    _, _, token = scripts.begin(fingerprint="f1")
     before = scripts.contents()
-    *facts, left, label = scripts.job()
+    *facts, left, label, fingerprint = scripts.job()
     assert facts == [b"p", 1, token, None]
-    assert (0 < int(left) <= LEASE, label) == (True, b"host/1/me")
+    assert 0 < int(left) <= LEASE
+    assert (label, fingerprint) == (b"host/1/me", b"f1")
     assert scripts.contents() == before
     scripts.lapse()
     assert int(scripts.job()[4]) < 0
     scripts.settle("me", token, "d", b"{}")
-    assert scripts.job() == [b"d", 1, token, b"{}", b"", b""]
+    assert scripts.job() == [b"d", 1, token, b"{}", b"", b"", b"f1"]
+    scripts.clear()
+    scripts.begin(lease=0)
+    assert scripts.job()[4:] == [b"", b"host/1/me", b""]
 
 
 def test_clear_forgets_and_wakes(scripts: Scripts) -> None:

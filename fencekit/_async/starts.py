@@ -100,7 +100,7 @@ class Starts:
             key, resource=None, owner=claiming.owner, token=token, state="d", kept=kept, ttl=life,
             lease=None, deadline=claiming.deadline(),
         )  # fmt: skip
-        claiming.forget(key)
-        if answer is not None:
+        if answer is not None:  # not forgotten: the owner alone may be somebody else's too (I5)
             claiming.refuse(key, token or 0, answer)
+        claiming.forget(key)
         claiming.listeners.tell(Finished(key, token or 0))

@@ -142,6 +142,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._pid = _policy.pid()
         if isinstance(client, RedisCluster):
+            adopt(client, self._loop)
             self.calls: Wire | ClusterWire = ClusterWire(client)
             self._pool: Any = None
             self._own: OwnSource | None = None

@@ -89,20 +89,28 @@ _aside: list[Any] = []
 
 
 def check_adopted(client: Any) -> None:
-    """TypeError when the client's connections belong to another loop that is still open."""
-    pool = getattr(client, "connection_pool", None)
-    known = _adopted.get(pool) if pool is not None else None
-    if known is None or known[1] != _policy.pid():
+    """TypeError when the client's connections belong to another loop that is still open.
+
+    A cluster client's cannot be put aside: it stays with its first loop and process.
+    """
+    pool = getattr(client, "connection_pool", client)
+    known = _adopted.get(pool)
+    if known is None or known == (asyncio.get_running_loop(), _policy.pid()):
         return
-    loop = known[0]
-    if loop is not asyncio.get_running_loop() and not loop.is_closed():
+    if pool is client:
+        raise TypeError(
+            "this cluster client belongs to the event loop and process that first used it: make one "
+            "for each"
+        )
+    loop, pid = known
+    if pid == _policy.pid() and not loop.is_closed():
         raise TypeError(
             "this redis.asyncio client is in use by another event loop: make one for each loop"
         )
 
 
 def adopt(pool: Any, loop: asyncio.AbstractEventLoop) -> None:
-    """Take note of the loop that a pool's connections belong to, and put aside those of another."""
+    """Take note of the loop that connections belong to, and put aside those of another."""
     known = _adopted.get(pool)
     if known is not None and (known[0] is not loop or known[1] != _policy.pid()):
         put_aside(pool, close=known[1] == _policy.pid())

@@ -101,9 +101,10 @@ class Wire:
         self._queue.append(pending)
         self._news.set()
         if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(
-                self._drain(), name="fencekit-wire"
-            )
+            self._start()
+
+    def _start(self) -> None:
+        self._worker = asyncio.get_running_loop().create_task(self._drain(), name="fencekit-wire")
 
     async def _drain(self) -> None:
         connection = self._take_kept()
@@ -139,8 +140,16 @@ class Wire:
                     self._worker = None
                     return
                 connection = self._take_kept()
-        except BaseException as error:  # the loop is being closed, or something nobody foresaw
-            self._worker = None  # those who release on their way out get another worker
+        except asyncio.CancelledError:  # the loop is being closed
+            self._worker = None
+            self._queue.extendleft(reversed(batch))
+            if any(pending.wanted for pending in self._queue):
+                self._start()  # for those who release on their way out
+            if connection is not None:
+                await self._source.drop(connection)
+            raise
+        except BaseException as error:  # something nobody foresaw
+            self._worker = None
             queue, self._queue = self._queue, deque()
             for pending in (*batch, *queue):
                 pending.fail(error)

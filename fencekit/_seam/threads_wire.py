@@ -139,10 +139,13 @@ class PoolSource:
     def __init__(self, pool: Any, make: Any) -> None:
         self._pool = pool
         self._make = make
+        self._mutex = threading.Lock()
 
     def get(self, limit: float) -> Any:
-        if not _warm(self._pool):
-            self._knock(limit)
+        with self._mutex:  # or two would see the same open connection, and one have to connect
+            if _warm(self._pool):
+                return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+        self._knock(limit)
         return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
 
     def _knock(self, limit: float) -> None:

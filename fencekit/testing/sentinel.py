@@ -129,9 +129,10 @@ class SentinelServers:
             """Closes the connections to the Sentinels too, which redis-py leaves open."""
 
             async def aclose(self, close_connection_pool: bool | None = None) -> None:
-                await super().aclose(close_connection_pool)
-                for client in manager.sentinels:
-                    await client.aclose()
+                for client in (super(), *manager.sentinels):
+                    # Before redis-py 5.0.1 it has another name.
+                    close = getattr(client, "aclose", None) or client.close
+                    await close(close_connection_pool)
 
         make: Any = sentinel.Sentinel
         manager = make(self.sentinel_addresses, **self._credentials(options))
