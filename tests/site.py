@@ -1,4 +1,4 @@
-"""Where a test takes place: a private server, cluster or Sentinel group, and ways to arrange its state.
+"""Where a test takes place: a private server, cluster or Sentinel group, and its state.
 
 The environment chooses, so that one suite runs everywhere:
 

@@ -1,8 +1,8 @@
 """Every example in docstrings and pages runs, in both halves.
 
-Examples in the asynchronous half use `await` at top level, which doctest's own runner cannot, so this
-one compiles each example with top-level await allowed. Names that examples may use: client, lock,
-guard, gate (of the half that the module belongs to), redis_url and the public names of fencekit.
+Examples in the asynchronous half use `await` at top level, which doctest's own runner cannot, so
+this one compiles each example with top-level await allowed. Names that examples may use: client,
+lock, guard, gate (of the half that the module belongs to), redis_url and fencekit's public names.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_examples_in_docstrings(name: str, halves: dict[str, Half]) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_examples_on_pages(page: Path, halves: dict[str, Half]) -> None:
-    """Prompts (>>>) are checked like docstrings; a page with `await` in them is the async half's."""
+    """Prompts are checked like docstrings; a page with `await` in them is the async half's."""
     text = page.read_text("utf-8")
     half = halves["async" if re.search(r"^\s*(>>>|\.\.\.) .*\bawait\b", text, re.M) else "sync"]
     blocks = "\n".join(re.findall(r"^```(?:python|pycon)\n(.*?)^```", text, re.M | re.S))
@@ -157,15 +157,16 @@ def test_every_public_class_and_function_has_an_example() -> None:
         if inspect.isclass(thing) and not issubclass(thing, Exception):
             for verb, function in vars(thing).items():
                 public = inspect.isfunction(function) and not verb.startswith("_")
-                if public and name.startswith(("Async", "Distributed", "Idempotency", "FenceGate")):
-                    if ">>>" not in (function.__doc__ or ""):
-                        missing.append(f"{name}.{verb}")
+                ours = name.startswith(("Async", "Distributed", "Idempotency", "FenceGate"))
+                if public and ours and ">>>" not in (function.__doc__ or ""):
+                    missing.append(f"{name}.{verb}")
     assert missing == []
 
 
 def test_the_readme_example_runs_as_it_stands(server: RedisServer) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    (block,) = (b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "r = Redis" in b)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    (block,) = (found for found in blocks if "r = Redis" in found)
     source = block.replace("redis://localhost:6379/0", server.url)
     assert source != block
     names: dict[str, Any] = {}

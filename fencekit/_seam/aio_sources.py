@@ -99,8 +99,8 @@ def check_adopted(client: Any) -> None:
         return
     if pool is client:
         raise TypeError(
-            "this cluster client belongs to the event loop and process that first used it: make one "
-            "for each"
+            "this cluster client belongs to the event loop and process that first used it: "
+            "make one for each"
         )
     loop, pid = known
     if pid == _policy.pid() and not loop.is_closed():

@@ -652,7 +652,7 @@ async def test_the_client_is_one_of_this_half(wrong: Any) -> None:
 
 
 async def test_the_heartbeat_is_a_blocking_client(client: Any) -> None:
-    with pytest.raises(TypeError, match="heartbeat= needs a redis.Redis client"):
+    with pytest.raises(TypeError, match=r"heartbeat= needs a redis\.Redis client"):
         AsyncLock(client, heartbeat="redis://localhost")
 
 
