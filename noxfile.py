@@ -41,6 +41,9 @@ HALVES = ("tests/_async", "tests/_sync")
 # Long, and about the scripts or this repository: the Python does not matter.
 ONCE = ("--ignore=tests/test_generator.py", "--ignore=tests/test_model.py")
 
+# Every Python sees the client with other settings: decode_responses and the RESP version.
+CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}
+
 _tested: set[str] = set()
 
 
@@ -79,7 +82,9 @@ def install(session: nox.Session, *more: str) -> None:
     session.install("--no-compile", *arguments, *more)
 
 
-def suite(session: nox.Session, *paths: str, runner: str = "pytest", **env: str) -> None:
+def suite(
+    session: nox.Session, *paths: str, runner: str = "pytest", env: dict[str, str] | None = None
+) -> None:
     """Run those tests, or all, or what follows `--` on nox's command line."""
     _tested.add(session.python if isinstance(session.python, str) else RUNNING)
     session.run(*runner.split(), *PARALLEL, *(session.posargs or paths), env=env)
@@ -105,12 +110,14 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The suite with the newest dependencies; all of it, and its coverage, on one Python."""
     install(session)
+    decode, protocol = CLIENTS[str(session.python)]
+    client = {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
     if session.python != MEASURED:
-        suite(session, *ONCE)
+        suite(session, *ONCE, env=client)
         return
-    data = {"COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
+    data = {**client, "COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
-    suite(session, runner="coverage run -m pytest", **data)
+    suite(session, runner="coverage run -m pytest", env=data)
     session.run("coverage", "combine", "--quiet", env=data)
     # Part of the suite covers part of the package: only a whole run is held to the floor.
     session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []), env=data)
@@ -133,14 +140,14 @@ def redis_server(session: nox.Session) -> None:
     )
     binary = str(session.run("python", "-c", find, silent=True)).strip()
     session.run(binary, "--version", external=True)
-    suite(session, *HALVES, FENCEKIT_REDIS_SERVER=binary)
+    suite(session, *HALVES, env={"FENCEKIT_REDIS_SERVER": binary})
 
 
 @nox.session
 def cluster(session: nox.Session) -> None:
     """Both halves with cluster clients."""
     install(session)
-    suite(session, *HALVES, FENCEKIT_TEST_TOPOLOGY="cluster")
+    suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster"})
 
 
 @nox.session

@@ -23,8 +23,8 @@ from tests.model_machine import Arena, AsyncHalf, Half, model_of
 from tests.model_reference import Violation
 
 SHORT = settings(
-    max_examples=150,
-    stateful_step_count=50,
+    max_examples=60,
+    stateful_step_count=40,
     deadline=None,
     derandomize=True,
     database=None,
