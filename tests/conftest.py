@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fencekit.testing import RedisServer
 from tests.site import TOPOLOGY, Site
 
 pytest_plugins: list[str] = []
+
+# A busy machine is no finding: neither an example that took long nor slow drawing of one.
+settings.register_profile("fencekit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fencekit")
 
 
 @pytest.fixture(scope="session")

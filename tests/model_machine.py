@@ -379,6 +379,11 @@ values = st.sampled_from(VALUES)
 locks = st.sampled_from((None, None, *NAMES))
 
 
+def has(*kinds: str) -> Callable[[Any], bool]:
+    """Whether there is such a record: steps that find nothing teach little."""
+    return lambda self: any(kind in kinds for kind, _ in self.reference.records)
+
+
 class Model(RuleBasedStateMachine):
     """Lock, guard and gate of one half. Subclasses say where (see `model_of`)."""
 
@@ -614,6 +619,7 @@ class Model(RuleBasedStateMachine):
             self.extend(bearer, True, None)
         return after
 
+    @precondition(has("lock"))
     @rule(name=names)
     def lock_delay_begins(self, name: str) -> None:
         """A lease with a lock delay has run out; the name is kept back."""
@@ -622,6 +628,7 @@ class Model(RuleBasedStateMachine):
             self.arrange(lambda: self.admin.hset(key_of(("lock", name)), "until", "1"))
             lock.over = True
 
+    @precondition(has("lock"))
     @rule(name=names)
     def break_lock(self, name: str) -> None:
         outcome, window = self.act(lambda: self.workers[0].lock.break_lock(name, reason="model"))
@@ -640,6 +647,7 @@ class Model(RuleBasedStateMachine):
         self.sent.append(Sent(call, judge))
         assert (outcome and outcome.token) == (held and held.token)
 
+    @precondition(has("lock"))
     @rule(name=names)
     def inspect(self, name: str) -> None:
         outcome, _ = self.act(lambda: self.workers[0].lock.inspect(name))
@@ -798,6 +806,7 @@ class Model(RuleBasedStateMachine):
             agree(outcome.state, answer[1], "I5")
             self._same_memo(outcome.has_result, outcome.result, answer[2])
 
+    @precondition(has("job"))
     @rule(name=names)
     def lapse(self, name: str) -> None:
         """The lease of a claim has run out on the server."""
@@ -858,8 +867,12 @@ class Model(RuleBasedStateMachine):
         shown = {"done": "already_done", "busy": "in_progress"}.get(answer[0], answer[0])
         agree(outcome.value, shown, "I5")
 
-    @rule(worker=workers, name=names, value=values, ttl=st.sampled_from((None, *LIVES)))
-    def mark_done(self, worker: int, name: str, value: Any, ttl: float | None) -> None:
+    @precondition(has("job"))
+    @rule(
+        worker=workers, name=names, value=values, ttl=st.sampled_from((None, *LIVES)),
+        twice=st.booleans(),
+    )  # fmt: skip
+    def mark_done(self, worker: int, name: str, value: Any, ttl: float | None, twice: bool) -> None:
         who = self.workers[worker]
         kept = None if value is MISSING else JsonCodec().encode(value)
         token = who.starts.get(name)
@@ -873,7 +886,11 @@ class Model(RuleBasedStateMachine):
         self._was_settled(outcome, answer)
         if answer == ("settled",):
             who.starts.pop(name, None)
+        if twice:
+            self.server_is_as_promised()
+            self.mark_done(worker, name, value, ttl, False)
 
+    @precondition(has("job"))
     @rule(name=names)
     def read(self, name: str) -> None:
         """What the guard says of a job."""
@@ -893,12 +910,14 @@ class Model(RuleBasedStateMachine):
             assert isinstance(result, IdempotencyResultMissing)
             assert result.state == shown
 
+    @precondition(has("job"))
     @rule(worker=workers, name=names)
     def clear(self, worker: int, name: str) -> None:
         who = self.workers[worker]
         self.judged(lambda: who.guard.clear(name), lambda a, w: self.reference.clear(name, a, w))
         who.starts.pop(name, None)
 
+    @precondition(has("job"))
     @rule(name=names, value=values, ttl=st.sampled_from((None, *LIVES)))
     def resolve(self, name: str, value: Any, ttl: float | None) -> None:
         guard = self.workers[0].guard
@@ -983,6 +1002,7 @@ class Model(RuleBasedStateMachine):
 
     # Heartbeats
 
+    @precondition(lambda self: self.bearers)
     @rule()
     def beat(self) -> None:
         """All that is held is due: one batch."""
@@ -1006,6 +1026,7 @@ class Model(RuleBasedStateMachine):
 
     # What happens to workers, calls and the server
 
+    @precondition(lambda self: self.bearers)
     @rule(worker=workers)
     def crash(self, worker: int) -> None:
         """A worker is gone without a word; what it had sent elsewhere is still there."""
@@ -1039,17 +1060,20 @@ class Model(RuleBasedStateMachine):
         judge(told(*self.arena.log[0]), window)
         self._repeating = False
 
+    @precondition(has(*KINDS))
     @rule(kind=st.sampled_from(KINDS), name=names)
     def gone(self, kind: str, name: str) -> None:
         """A key has expired, or was evicted."""
         self.arrange(lambda: self.admin.pexpire(key_of((kind, name)), 0))
         self.reference.lose((kind, name))
 
+    @precondition(has(*KINDS))
     @rule()
     def flush(self) -> None:
         self.arrange(self.admin.flushall)
         self.reference.flush()
 
+    @precondition(lambda self: self.sent)
     @rule()
     def forget_scripts(self) -> None:
         self.arrange(self.admin.script_flush)

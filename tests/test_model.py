@@ -31,10 +31,10 @@ SHORT = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-LONG = settings(SHORT, max_examples=3000, stateful_step_count=80, derandomize=False)
+LONG = settings(SHORT, max_examples=5000, stateful_step_count=80, derandomize=False)
 CHOSEN = LONG if os.environ.get("HYPOTHESIS_PROFILE") == "long" else SHORT
 # It ends with the first example that fails, so many are allowed and few are needed.
-HUNT = settings(SHORT, max_examples=1000, phases=[Phase.generate])
+HUNT = settings(SHORT, max_examples=2000, phases=[Phase.generate])
 
 
 @pytest.fixture(scope="module")

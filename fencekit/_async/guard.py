@@ -107,7 +107,7 @@ class AsyncGuard(Starts):
     ) -> None:
         """Complete the job, remember the result and free the claim's lock: one round trip.
 
-        ``ttl`` is how long the job is remembered from now; default: as ``begin`` said. A late
+        ``ttl`` is how long the job is remembered from now; default: the one of ``begin``. A late
         completion that nobody overtook counts. Raises ``IdempotencyNotOwned`` (with the newer
         result, if there is one) when somebody did, ``CanonicalizeError`` or ``ResultTooLarge``
         before anything is sent.
@@ -280,8 +280,11 @@ class AsyncGuard(Starts):
         when this caller takes over). A remembered exception is raised again, as its own type if
         that is in ``remember``. The other settings are those of ``run``.
 
-        Raises what ``run`` raises, except ``IdempotencyAlreadyDone``; ``IdempotencyInProgress``
-        after ``wait``; ``IdempotencyReentered`` from within the same job.
+        ``functools.partial`` passes keyword arguments on.
+
+        Raises what ``run`` raises; ``IdempotencyAlreadyDone`` only for a job that was done without
+        a result; ``IdempotencyInProgress`` after ``wait``; ``IdempotencyReentered`` from within the
+        same job.
 
         >>> await guard.once("report:12", max, 3, 4)
         4

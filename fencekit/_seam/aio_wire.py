@@ -29,6 +29,9 @@ BATCH = 512
 """Calls in one pipeline: enough to fill a packet, few enough to keep the others' turn short."""
 
 
+TURNS = 5
+"""Turns of the loop within which tasks that were cancelled together have all been told."""
+
 LINGER = 0.02
 """Seconds for which an idle connection is kept: calls often follow each other closely."""
 
@@ -101,10 +104,30 @@ class Wire:
         self._queue.append(pending)
         self._news.set()
         if self._worker is None:
-            self._start()
+            self._worker = asyncio.get_running_loop().create_task(self._run(), name="fencekit-wire")
 
-    def _start(self) -> None:
-        self._worker = asyncio.get_running_loop().create_task(self._drain(), name="fencekit-wire")
+    async def _run(self) -> None:
+        try:
+            await self._drain()
+        except asyncio.CancelledError as error:
+            # The loop is being closed. It waits for this task, and so do those who give back on their
+            # way out; what was cancelled together with it gets the time to leave its undo.
+            with anyio.move_on_after(shared.PARTING):
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+                await self._drain()
+            self._give_up(error)
+            raise
+        except Exception as error:  # something nobody foresaw
+            self._give_up(error)
+            raise
+        finally:
+            self._worker = None
+
+    def _give_up(self, error: BaseException) -> None:
+        queue, self._queue = self._queue, deque()
+        for pending in queue:
+            pending.fail(error)
 
     async def _drain(self) -> None:
         connection = self._take_kept()
@@ -137,22 +160,10 @@ class Wire:
                     used, connection = connection, None
                     await self._source.put(used)
                 if not self._queue:
-                    self._worker = None
                     return
                 connection = self._take_kept()
-        except asyncio.CancelledError:  # the loop is being closed
-            self._worker = None
+        except (Exception, asyncio.CancelledError):
             self._queue.extendleft(reversed(batch))
-            if any(pending.wanted for pending in self._queue):
-                self._start()  # for those who release on their way out
-            if connection is not None:
-                await self._source.drop(connection)
-            raise
-        except BaseException as error:  # something nobody foresaw
-            self._worker = None
-            queue, self._queue = self._queue, deque()
-            for pending in (*batch, *queue):
-                pending.fail(error)
             if connection is not None:
                 await self._source.drop(connection)
             raise

@@ -21,6 +21,9 @@ LINE_TIMEOUT = 5.0
 LEAST_PAUSE = 0.05
 """Seconds between two tries at least, however many calls are waiting for the next one."""
 
+PARTING = 1.0
+"""Seconds for which a closing event loop is held up at most by what its tasks give back."""
+
 UNDO_SECONDS = 30.0
 """How long an undo is tried, and an attempt that was given up is remembered as spent."""
 
