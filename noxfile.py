@@ -38,8 +38,11 @@ WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min((os.cpu_count() or 1) 
 PARALLEL = ("-n", WORKERS)
 # What depends on redis-py and on the kind of server; the rest has been run by then.
 HALVES = ("tests/_async", "tests/_sync")
-# Long, and about the scripts or this repository: the Python does not matter.
-ONCE = ("--ignore=tests/test_generator.py", "--ignore=tests/test_model.py")
+# About the scripts, the servers or this repository: the Python does not matter.
+ONCE = tuple(
+    f"--ignore=tests/test_{name}.py"
+    for name in ("generator", "model", "project", "scripts", "testing_groups", "testing_servers")
+)
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
 CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}

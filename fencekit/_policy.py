@@ -12,11 +12,12 @@ import random
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from itertools import count
-from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
@@ -112,13 +113,33 @@ def role_changed(error: BaseException) -> bool:
     return isinstance(error, RedisError) and "READONLY" in str(error)
 
 
+class Mutex:
+    """A re-entrant lock that cannot hang the exit of the interpreter.
+
+    Re-entrant, since a signal handler, or what the garbage collector runs, may come back to the
+    same one. Passed over at the exit, when a daemon thread may have been ended in the middle of it.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire(timeout=0.1 if sys.is_finalizing() else -1)
+
+    def __exit__(self, *exc: object) -> None:
+        with suppress(RuntimeError) if sys.is_finalizing() else nullcontext():
+            self._lock.release()
+
+
 class _Process:
     """What is this process's own: replaced in a forked child, so that no two share a nonce."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.host = re.sub(r"[\s/]+", "-", socket.gethostname()) or "localhost"
-        self.mutex = threading.RLock()
+        self.mutex = Mutex()
         self._start = secrets.token_hex(8)
         self._count = count()
 
@@ -148,7 +169,7 @@ def pid() -> int:
     return _process.pid
 
 
-def mutex() -> Any:
+def mutex() -> Mutex:
     """One for the whole process, a new one after a fork."""
     return _process.mutex
 
@@ -187,7 +208,3 @@ def check_label(value: object) -> str:
     if len(value) > 200 or not value.isprintable():
         raise ValueError("label has at most 200 printable characters")
     return value
-
-
-# Re-entrant: a signal handler, or what the garbage collector runs, may come back to the same one.
-Mutex = threading.RLock

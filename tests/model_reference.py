@@ -605,9 +605,10 @@ class Reference:
             if record.due is None:
                 require(due is None, "I4", f"{key!r} should not expire")
                 continue
-            require(due is not None, "I8", f"{key!r} has no expiry")
+            promise = "I4" if isinstance(record, Data) else "I8"
+            require(due is not None, promise, f"{key!r} has no expiry")
             fits = due is not None and record.due.fits(due)
-            require(fits, "I8", f"{key!r} expires at {due}, which is not within {record.due}")
+            require(fits, promise, f"{key!r} expires at {due}, which is not within {record.due}")
         for key in wanted.keys() - seen.keys():
             kind, record = wanted[key]
             promise = "I10" if isinstance(record, Tombstone) else OWN[kind]

@@ -87,6 +87,9 @@ class Claiming:
         if max_result < 1:
             raise ValueError(f"max_result is at least 1 byte, not {max_result}")
         self.max_result = max_result
+        for verb in ("encode", "decode"):
+            if not callable(getattr(codec, verb, None)):
+                raise TypeError(f"codec has encode and decode, unlike {type(codec).__name__}")
         self.codec = codec
         self.listeners = Listeners(listeners)
         self._beats = None if heartbeat is None else ThreadBeats(heartbeat, prefix)

@@ -111,11 +111,20 @@ async def protected(function: Callable[[float], Awaitable[T]], timeout: float) -
     `function` is told the seconds to which it has to bound itself. Here that is done from outside:
     raises TimeoutError when it took longer than `timeout`.
     """
-    task = asyncio.ensure_future(function(math.inf))
+    started = False
+
+    async def run() -> T:
+        nonlocal started
+        started = True
+        return await function(math.inf)
+
+    task = asyncio.ensure_future(run())
     cancelled: asyncio.CancelledError | None = None
     until, late = _policy.now() + timeout, False
     with anyio.CancelScope(shield=True):
-        while not task.done():
+        while not task.done() or not started:
+            if task.done():  # a closing loop cancels every task, also one that has not begun
+                task = asyncio.ensure_future(run())
             left = until - _policy.now()
             if left <= 0:
                 if late:

@@ -131,6 +131,8 @@ class Line:
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
+        if self._writes:  # nothing is left to a loop that is being closed
+            await asyncio.wait(self._writes, timeout=shared.PARTING)
 
 
 class Link:

@@ -104,7 +104,17 @@ class Wire:
         self._queue.append(pending)
         self._news.set()
         if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(self._run(), name="fencekit-wire")
+            self._start()
+
+    def _start(self) -> None:
+        self._worker = asyncio.get_running_loop().create_task(self._run(), name="fencekit-wire")
+        self._worker.add_done_callback(self._ended)
+
+    def _ended(self, worker: asyncio.Task[None]) -> None:
+        if self._worker is worker:  # it was cancelled before its first step
+            self._worker = None
+            if self._queue:
+                self._start()
 
     async def _run(self) -> None:
         try:

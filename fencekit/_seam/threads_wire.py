@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import random
 import select
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -82,9 +81,9 @@ class Wire:
             self._once(call, _policy.now() + 1.0)
 
     def _once(self, call: Call, deadline: float) -> Any:
-        connection = self._source.get(max(0.001, deadline - _policy.now()))
-        fine = False
+        connection, fine = None, False
         try:
+            connection = self._source.get(max(0.001, deadline - _policy.now()))
             reply = self._talk(connection, call, deadline)
             if isinstance(reply, Exception) and shared.is_missing(reply):
                 connection.send_packed_command([call.script.load], check_health=False)
@@ -96,7 +95,7 @@ class Wire:
         finally:
             if fine:
                 self._source.put(connection)
-            else:
+            elif connection is not None:
                 self._source.drop(connection)
         if isinstance(reply, Exception):
             raise call.explain(reply)
@@ -139,7 +138,7 @@ class PoolSource:
     def __init__(self, pool: Any, make: Any) -> None:
         self._pool = pool
         self._make = make
-        self._mutex = threading.Lock()
+        self._mutex = _policy.Mutex()
 
     def get(self, limit: float) -> Any:
         with self._mutex:  # or two would see the same open connection, and one have to connect
@@ -261,7 +260,7 @@ class Line:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._mutex = threading.Lock()
+        self._mutex = _policy.Mutex()
 
     def post(self, *words: bytes) -> None:
         """Write a command; its answer comes as a message, an error ends `read`."""

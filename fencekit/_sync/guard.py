@@ -55,7 +55,7 @@ class IdempotencyGuard(Starts):
     ) -> None:
         self._claiming = Claiming(
             client, type(self).__name__, prefix, owner_id, label, timeout, retention, max_result,
-            codec or JsonCodec(), listeners, heartbeat,
+            JsonCodec() if codec is None else codec, listeners, heartbeat,
         )  # fmt: skip
 
     def __repr__(self) -> str:

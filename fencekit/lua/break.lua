@@ -11,12 +11,15 @@ if bad then return bad end
 local fence, bad_fence = fence_at(2)
 if bad_fence then return bad_fence end
 
+-- (The deletion first: Redis allows it though it is out of memory, and what follows a write with it.)
 local raised = digits(math.max(fence + 1, now_us()))
+if lock.owner then
+  redis.call('DEL', KEYS[1])
+end
 redis.call('SET', KEYS[2], raised, 'PX', ARGV[2])
 if not lock.owner then
   return {raised}
 end
-redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'evicted', lock.text, 'reason', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 tell(ARGV[4])

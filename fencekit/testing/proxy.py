@@ -289,6 +289,9 @@ class Proxy(Clients):
             task.cancel()
         if self._connecting:
             await asyncio.wait(self._connecting)
-        self._cut()
-        await asyncio.sleep(0)  # aborted transports close their sockets in the next round
-        await asyncio.sleep(0)
+        # What was being accepted has no transport yet, and an aborted one closes its socket in the
+        # next round.
+        for _ in range(5):
+            self._cut()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)

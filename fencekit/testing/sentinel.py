@@ -128,7 +128,7 @@ class SentinelServers:
         class MasterClient(AsyncRedis):
             """Closes the connections to the Sentinels too, which redis-py leaves open."""
 
-            async def aclose(self, close_connection_pool: bool | None = None) -> None:
+            async def aclose(self, close_connection_pool: bool | None = True) -> None:
                 for client in (super(), *manager.sentinels):
                     # Before redis-py 5.0.1 it has another name.
                     close = getattr(client, "aclose", None) or client.close

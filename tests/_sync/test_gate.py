@@ -754,14 +754,14 @@ def test_keys_of_names_that_are_not_used_any_more_go_and_tokens_still_grow(
     client: Any, site: Site
 ) -> None:
     # scenario 80, I1, I8
-    lock = DistributedLock(client, retention=20)
-    gate = FenceGate(client, retention=20)
-    first = lock.acquire("name:0", ttl=5)
-    gate.set_if_fresh(first.token, gate.key("name:0", "x"), 1, ttl=5)
+    lock = DistributedLock(client, retention=90)
+    gate = FenceGate(client, retention=90)
+    first = lock.acquire("name:0", ttl=60)
+    gate.set_if_fresh(first.token, gate.key("name:0", "x"), 1, ttl=60)
 
     def visit(start: int) -> None:
         for number in range(start, start + 50):
-            handle = lock.acquire(f"name:{number}", ttl=5)
+            handle = lock.acquire(f"name:{number}", ttl=60)
             if number % 2:
                 lock.release(handle)
 
@@ -770,7 +770,7 @@ def test_keys_of_names_that_are_not_used_any_more_go_and_tokens_still_grow(
     keys = site.all_keys()
     assert len(keys) == 501 + 251 + 2
     for key in keys:
-        assert 0 < site.admin.pttl(key) <= 30_000
+        assert 0 < site.admin.pttl(key) <= 120_000
         site.admin.pexpire(key, 1)  # as if that time had passed
     both.until(lambda: site.all_keys() == [])
     again = lock.acquire("name:0", ttl=5)
