@@ -69,7 +69,6 @@ class ClusterWire:
         failures = 0
         async with self._free:
             while True:
-                call.sent = _policy.now()
                 try:
                     return await self._evaluate(call)
                 except Exception as error:
@@ -86,6 +85,7 @@ class ClusterWire:
         # With the node named, the cluster client follows redirections but sends only once.
         node = shared.node_of(self._client, call.keys[0])
         options = {NEVER_DECODE: True, "target_nodes": node}
+        call.sent = _policy.now()  # from here on: finding the nodes is no part of the call
         call.attempts += 1 if node else 2
         try:
             try:

@@ -11,8 +11,9 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
+import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Coroutine, Generator, Iterable
 from typing import Any
 
 import anyio
@@ -75,6 +76,7 @@ class Wire:
         self._timer: asyncio.TimerHandle | None = None
         self._putting: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
+        self._closing = False
 
     async def run(self, call: Call, *, deadline: float, undo: Call | None = None) -> Any:
         """The script's reply, in bytes. Raises what Redis or the network raised at the deadline."""
@@ -120,8 +122,9 @@ class Wire:
         try:
             await self._drain()
         except asyncio.CancelledError as error:
-            # The loop is being closed. It waits for this task, and so do those who give back on their
-            # way out; what was cancelled together with it gets the time to leave its undo.
+            # The loop is being closed, and waits for this task: what others give back or give up on
+            # their way out still goes.
+            self._closing = True
             with anyio.move_on_after(shared.PARTING):
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
@@ -132,7 +135,7 @@ class Wire:
             self._give_up(error)
             raise
         finally:
-            self._worker = None
+            self._worker, self._closing = None, False
 
     def _give_up(self, error: BaseException) -> None:
         queue, self._queue = self._queue, deque()
@@ -168,7 +171,7 @@ class Wire:
                     await self._rest(_policy.pause(failures))
                 if connection is not None and not self._keep(connection):
                     used, connection = connection, None
-                    await self._source.put(used)
+                    await (self._source.drop if self._closing else self._source.put)(used)
                 if not self._queue:
                     return
                 connection = self._take_kept()
@@ -187,7 +190,7 @@ class Wire:
 
     def _keep(self, connection: Any) -> bool:
         """Hold an idle connection for a moment, without a task that outlives the loop."""
-        if not self._source.spare:
+        if self._closing or not self._source.spare:
             return False
         self._kept = connection
         self._timer = asyncio.get_running_loop().call_later(LINGER, self._put_back)
@@ -200,8 +203,13 @@ class Wire:
         return connection
 
     def _put_back(self) -> None:
-        connection = self._take_kept()
-        task = asyncio.get_running_loop().create_task(self._source.put(connection))
+        putting = self._source.put(self._take_kept())
+        try:
+            # As a rule that is done at once, without a task that a closing loop would miss.
+            waiting = putting.send(None)
+        except StopIteration:
+            return
+        task = asyncio.get_running_loop().create_task(_go_on(putting, waiting))
         self._putting.add(task)
         task.add_done_callback(self._putting.discard)
 
@@ -270,6 +278,16 @@ class Wire:
             return True
         pending.fail(error)
         return False
+
+
+@types.coroutine
+def _go_on(started: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that has been started by hand and waits for something."""
+    while True:
+        try:
+            waiting = started.send((yield waiting))
+        except StopIteration:
+            return
 
 
 async def _reply(connection: Any, patience: float = 0.0) -> Any:

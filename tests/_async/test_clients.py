@@ -559,6 +559,7 @@ async def test_no_answer_of_the_network_or_the_server_looks_busy_or_lost(
             await call()
     handle.check()  # not lost: nobody said so, and its time has not passed
     server.restart()
+    await works_again(client)
 
 
 async def test_a_failover_is_waited_for_and_older_tokens_stay_refused() -> None:

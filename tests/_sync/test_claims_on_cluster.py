@@ -87,6 +87,20 @@ def test_whoever_does_not_start_the_job_gives_its_lock_back(cluster: Site) -> No
     kit.close()
 
 
+def test_what_the_record_says_counts_more_than_a_busy_lock(cluster: Site) -> None:
+    kit = Kit(cluster)
+    kit.lock.acquire("r", ttl=600)
+    claim = kit.guard.begin("job", fingerprint="one")
+    begin = partial(kit.other.begin, "job", lock="r")
+    assert (begin()).outcome is BeginOutcome.IN_PROGRESS
+    with pytest.raises(IdempotencyConflict):
+        begin(fingerprint="two")
+    kit.guard.fail(claim, ValueError("no"), retry=False)
+    failed = begin(fingerprint="one")
+    assert (failed.outcome, failed.error_message) == (BeginOutcome.FAILED, "no")
+    kit.close()
+
+
 def test_a_dead_claim_is_taken_over_once_its_lock_has_lapsed_too(cluster: Site) -> None:
     kit = Kit(cluster)
     dead = kit.guard.begin("job", lock="r")
