@@ -825,7 +825,7 @@ class TestCall:
             call_key(5)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             call_key(dict.fromkeys, (1, 2, 3, 4))
-        nameless = type("Nameless", (), {"__call__": functools.partial(charge, 1)})()
+        nameless = type("Nameless", (), {"__call__": staticmethod(functools.partial(charge, 1))})()
         with pytest.raises(TypeError, match="no name"):
             call_key(nameless)
         with pytest.raises(TypeError, match="cannot tell its arguments"):
