@@ -1009,7 +1009,12 @@ class Model(RuleBasedStateMachine):
         due = [b for b in self.bearers if b.proof is not None and b.belief is LeaseState.HELD]
         if not due:
             return
-        _, window = self.act(lambda: self.arena.beats._beat([b.lease for b in due]))
+        beats = self.arena.beats
+        # Among those it keeps, for how long a beat may take; its worker is never started.
+        beats._kept.update(bearer.lease for bearer in due)
+        _, window = self.act(lambda: beats._beat([bearer.lease for bearer in due]))
+        beats._kept.clear()
+        beats._due.clear()
         for bearer in due:
             token, start = bearer.token, bearer.start
             kept = True

@@ -283,8 +283,8 @@ def test_300_coroutines_on_300_locks_need_three_connections_at_most(
     private_server: RedisServer,
 ) -> None:
     async def visit(lock: AsyncLock, number: int) -> int:
-        async with lock.hold(f"r{number}", ttl=2) as handle:
-            await asyncio.sleep(0.75)  # long enough for a renewal
+        async with lock.hold(f"r{number}", ttl=9) as handle:
+            await asyncio.sleep(3.2)  # long enough for a renewal
             handle.check()
         return handle.token.value
 
