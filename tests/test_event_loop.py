@@ -260,6 +260,7 @@ def test_a_loop_that_ends_gives_back_what_its_tasks_hold(own: Site) -> None:
 
 
 def test_a_cluster_client_stays_with_its_first_loop(fencekit_cluster: ClusterServers) -> None:
+    fencekit_cluster.flush()
     client: Any = fencekit_cluster.async_client()
     lock = AsyncLock(client)
 

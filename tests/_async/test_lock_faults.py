@@ -352,7 +352,7 @@ async def test_a_refused_copy_does_not_count_as_an_earlier_release(own: Site) ->
     client = both.client_of(own)
     lock = AsyncLock(client)
     handle = await lock.acquire("a", ttl=30)
-    own.admin.pexpire(own.keys.lock("a"), 300)
+    own.admin.pexpire(own.keys.lock("a"), 1000)
     own.admin.config_set("min-replicas-to-write", 1)
     releasing = both.Running(lambda: lock.release(handle))
     await both.until(lambda: own.lock("a") == {})
