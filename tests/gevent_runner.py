@@ -1,9 +1,11 @@
 """Run pytest with the standard library replaced by gevent's cooperative one.
 
-    python tests/gevent_runner.py tests/_sync
+    python tests/gevent_runner.py 3 tests/_sync
 
-Blocking calls and threads then are greenlets of one thread, as in a gevent worker. The patch
-has to come before anything else is imported: who imported the real socket or lock keeps it.
+The number is that of processes; each runs its share of the tests. (pytest-xdist talks to its
+workers in ways that the patch would change.) Blocking calls and threads then are greenlets of
+one thread, as in a gevent worker. The patch has to come before anything else is imported: who
+imported the real socket or lock keeps it.
 """
 
 # ruff: noqa: E402
@@ -12,7 +14,11 @@ from gevent import monkey
 monkey.patch_all()
 
 import asyncio
+import contextlib
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -21,6 +27,7 @@ import gevent
 import pytest
 import uvloop
 
+SHARE = "FENCEKIT_TEST_SHARE"
 # A test that hangs is ended by faulthandler, which watches from a thread of its own, outside
 # gevent: the signal of pytest-timeout would be raised in whichever greenlet happens to run.
 OPTIONS = [
@@ -85,6 +92,12 @@ def _until(condition: Callable[[], object]) -> None:
         gevent.sleep(0.001)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    share, shares = map(int, os.environ[SHARE].split("/"))
+    mine = {item.nodeid for item in sorted(items, key=lambda item: item.nodeid)[share::shares]}
+    items[:] = [item for item in items if item.nodeid in mine]
+
+
 def pytest_configure() -> None:
     # Not earlier: pytest wants to be the first to import what has plugins of its own.
     from fencekit.testing import proxy
@@ -92,5 +105,31 @@ def pytest_configure() -> None:
     proxy.LoopThread = NativeLoop  # type: ignore[assignment, misc]
 
 
+def in_shares(shares: int, arguments: list[str]) -> int:
+    """Run all shares at once; what each says is printed when it has ended."""
+    with contextlib.ExitStack() as stack:
+        running = []
+        for share in range(shares):
+            said = stack.enter_context(tempfile.TemporaryFile("w+"))
+            process = subprocess.Popen(
+                [sys.executable, __file__, *arguments],
+                env={**os.environ, SHARE: f"{share}/{shares}"},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            running.append((process, said))
+        for process, said in running:
+            process.wait()
+            said.seek(0)
+            print(said.read(), flush=True)
+    codes = {process.returncode for process, _ in running}
+    codes -= {pytest.ExitCode.NO_TESTS_COLLECTED} if len(codes) > 1 else set()
+    return int(codes != {pytest.ExitCode.OK})
+
+
 if __name__ == "__main__":
+    if SHARE not in os.environ:
+        sys.exit(in_shares(int(sys.argv[1]), sys.argv[2:]))
     sys.exit(pytest.main([*OPTIONS, *sys.argv[1:]], plugins=[sys.modules[__name__]]))

@@ -122,7 +122,8 @@ FAULTS = {
     "a completion goes by the owner alone": (
         "settle", "(ARGV[2] == '' or job[2] == ARGV[2])", "true", "I5",
     ),
-    "a memo is changed": ("settle", "'r', kept)", "'r', kept .. ' ')", "I6"),
+    # Seen when it is read, or when a repeat no longer finds what it stored.
+    "a memo is changed": ("settle", "'r', kept)", "'r', kept .. ' ')", "I6 I7"),
     "the gate lets older tokens through": ("gate", "token < newest", "false", "I3"),
     "the gate runs a repeat": ("gate", "if stored and", "if false and", "I7"),
     "a refused write leaves something": (
@@ -141,9 +142,9 @@ FAULTS = {
 def test_model_sees_a_fault_in_a_script(
     arena: Arena, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, old, new, invariant = FAULTS[fault]
+    name, old, new, invariants = FAULTS[fault]
     monkeypatch.setitem(_scripts.SCRIPTS, name, faulty(_scripts.SCRIPTS[name], old, new))
-    assert caught(arena) == invariant
+    assert caught(arena) in invariants.split()
 
 
 @pytest.mark.parametrize("arena", [Half], ids=["sync"], indirect=True)

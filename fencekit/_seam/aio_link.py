@@ -115,10 +115,13 @@ class Line:
         """Write a command; its answer comes as a message, an error ends `read`."""
         if not self._connection.is_connected:
             return  # `read` has said so, or will: writing would connect anew, unheard
-        writing = self._connection.send_command(*words, check_health=False)
-        task = asyncio.get_running_loop().create_task(writing)
+        task = asyncio.get_running_loop().create_task(self._write(words))
         self._writes.add(task)
         task.add_done_callback(self._written)
+
+    async def _write(self, words: tuple[bytes, ...]) -> None:
+        if self._connection.is_connected:  # else it would connect again, and nobody close it
+            await self._connection.send_command(*words, check_health=False)
 
     def _written(self, task: asyncio.Task[Any]) -> None:
         self._writes.discard(task)
