@@ -84,9 +84,13 @@ def deadline_after(sent: float, duration: float) -> float:
     return sent + duration * (1 - DRIFT)
 
 
+# Not the shared generator: programs seed that one, and two forked children would agree.
+dice = random.SystemRandom()
+
+
 def pause(failures: int, *, base: float = 0.02, most: float = 1.0) -> float:
     """How long to wait after so many failures: doubling, capped, with full jitter."""
-    return random.uniform(base / 2, min(most, base * 2 ** min(failures, 16)))
+    return dice.uniform(base / 2, min(most, base * 2 ** min(failures, 16)))
 
 
 # Server states that pass by themselves. (LOADING and TRYAGAIN have classes in redis-py, but not

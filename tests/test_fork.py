@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -80,6 +81,8 @@ class Child:
             value, error = pickle.loads(self._read(size, timeout))
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGUSR1)  # tell where it stands: see main()
+                time.sleep(0.5)
                 os.kill(self.pid, signal.SIGKILL)
             raise
         finally:
@@ -326,6 +329,33 @@ def sync_many_forks_under_load(client: redis.Redis, admin: redis.Redis) -> None:
     assert token_at(admin, "kept") == 0
 
 
+def sync_a_fork_while_the_clients_own_locks_are_taken(
+    client: redis.Redis, admin: redis.Redis
+) -> None:
+    # In the child nobody is left who would free them.
+    lock = DistributedLock(client)
+    lock.release(lock.acquire("a"))
+    taken, over = threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        pool = client.connection_pool
+        with contextlib.ExitStack() as stack:
+            for name in ("_lock", "_fork_lock"):
+                if hasattr(pool, name):
+                    stack.enter_context(getattr(pool, name))
+            taken.set()
+            over.wait()
+
+    occupied = threads.Running(occupy)
+    taken.wait()
+    child = Child(lambda: lock.acquire("b", ttl=60).token.value)
+    try:
+        assert child.result(15) == token_at(admin, "b")
+    finally:
+        over.set()
+        occupied.result()
+
+
 def sync_forked_workers_exclude_each_other(client: redis.Redis, admin: redis.Redis) -> None:
     lock = DistributedLock(client)
     lock.release(lock.acquire("counter"))
@@ -518,6 +548,7 @@ CASES: dict[str, Callable[[Any, redis.Redis], Any]] = {
 
 def main(name: str, port: int) -> None:
     """Run one case in this process."""
+    faulthandler.register(signal.SIGUSR1)
     # A renewal that a busy machine answers late is told, and is not what is tested here.
     logging.getLogger("fencekit").setLevel(logging.ERROR)
     admin = redis.Redis(host="127.0.0.1", port=port)

@@ -10,7 +10,6 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
-import random
 import select
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from redis.retry import Retry
 from fencekit import _policy
 from fencekit._scripts import Call
 from fencekit._seam import shared
+from fencekit._seam.threads_fork import free_in_children
 
 
 def _refuse_event_loop() -> None:
@@ -286,6 +286,7 @@ class Link:
 
     def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
         self._client: Any = client
+        free_in_children(client)
         self.clustered = isinstance(client, redis.RedisCluster)
         if isinstance(client, redis.RedisCluster):
             self.calls: Wire | ClusterWire = ClusterWire(client)
@@ -299,7 +300,7 @@ class Link:
     def _pool(self) -> Any:
         if self.clustered:
             nodes = self._client.get_nodes()
-            return random.choice(nodes).redis_connection.connection_pool
+            return _policy.dice.choice(nodes).redis_connection.connection_pool
         return self._client.connection_pool
 
     def _make(self, timeout: float = shared.LINE_TIMEOUT) -> Any:

@@ -187,6 +187,7 @@ async def test_the_old_holder_learns_of_the_takeover_at_its_next_renewal(
         old.check()
     assert not new.lost
     assert old.token is not None
+    await both.until(lambda: any(isinstance(event, Lost) for event in events))
     lost = next(event for event in events if isinstance(event, Lost))
     assert (lost.subject, lost.token) == ("job", old.token.value)
 

@@ -227,6 +227,7 @@ async def test_a_lease_taken_by_another_is_lost_with_the_next_renewal(
     assert lost.value.reason == "taken over by there/1/thief"
     assert isinstance(lost.value, FenceKitError)
     assert not isinstance(lost.value, LockNotAcquired)
+    await both.until(lambda: count(events, Lost))
     assert events[-1] == Lost("a", handle.token.value, "taken over by there/1/thief")
     assert count(events, Lost) == 1
     assert site.calls() == before + 1  # the renewal; leaving asks for nothing
