@@ -11,8 +11,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fencekit import _policy
 from fencekit.errors import LeaseLost
@@ -22,8 +21,7 @@ from fencekit.records import LeaseState
 LAPSED = "its deadline passed without a renewal"
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """One record on the server that a lease keeps alive."""
 
     kind: Literal["lock", "job"]
@@ -62,6 +60,8 @@ class Lease:
         self.failures = 0
         self.task = task
         self.reason: str | None = None
+        self.renewing = False
+        """A heartbeat has it."""
         self.leaving = False
         """A release or completion is under way: a renewal that crossed it proves nothing."""
         self._listeners = listeners
@@ -93,7 +93,8 @@ class Lease:
     @property
     def alive(self) -> bool:
         """Held or unsure: worth renewing and worth releasing."""
-        return self.state in (LeaseState.HELD, LeaseState.UNSURE)
+        state = self.state
+        return state is LeaseState.HELD or state is LeaseState.UNSURE
 
     @property
     def remaining(self) -> float:

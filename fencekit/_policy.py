@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 
 from redis.exceptions import (
@@ -39,11 +40,8 @@ DRIFT = 0.02
 """The part of a lease given away for clocks that run at different speeds (I9)."""
 
 if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def now() -> float:
-        """Seconds of a clock that never goes back and counts time spent suspended."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
+    # Seconds of a clock that never goes back and counts time spent suspended.
+    now: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 else:  # pragma: no cover - systems without such a clock
     now = time.monotonic
 
@@ -133,8 +131,11 @@ class Mutex:
         self._lock.acquire(timeout=0.1 if sys.is_finalizing() else -1)
 
     def __exit__(self, *exc: object) -> None:
-        with suppress(RuntimeError) if sys.is_finalizing() else nullcontext():
+        try:
             self._lock.release()
+        except RuntimeError:
+            if not sys.is_finalizing():
+                raise
 
 
 class _Process:

@@ -7,15 +7,14 @@ script can have said raises, so that nothing is taken for a "yes" by accident.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fencekit import _scripts
 from fencekit._scripts import Call
 from fencekit.records import LockInfo
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """The lock is the caller's, confirmed for a request that was sent at `sent`."""
 
     token: int

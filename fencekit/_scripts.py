@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -17,15 +18,18 @@ from fencekit import _policy
 from fencekit._lease import Lease, Subject
 from fencekit.errors import FenceKitError, ForeignValue
 
-
-def word(value: bytes) -> bytes:
-    """One argument as the protocol writes it."""
-    return b"$%d\r\n%b\r\n" % (len(value), value)
+_LENGTHS = [b"\r\n$%d\r\n" % length for length in range(256)]
 
 
 def command(*words: bytes) -> bytes:
     """A whole command as the protocol writes it."""
-    return b"*%d\r\n%b" % (len(words), b"".join(map(word, words)))
+    parts = [b"*%d" % len(words)]
+    for word in words:
+        length = len(word)
+        parts.append(_LENGTHS[length] if length < 256 else b"\r\n$%d\r\n" % length)
+        parts.append(word)
+    parts.append(b"\r\n")
+    return b"".join(parts)
 
 
 class Script:
@@ -40,14 +44,12 @@ class Script:
             + (folder / f"{name}.lua").read_text("utf-8")
         )
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        self._head = word(b"EVALSHA") + word(self.digest.encode())
+        self._digest = self.digest.encode()
         self.load = command(b"SCRIPT", b"LOAD", self.source.encode())
 
     def pack(self, keys: Sequence[bytes], args: Sequence[bytes]) -> bytes:
         """The EVALSHA command: scripts travel by digest."""
-        count = b"*%d\r\n" % (3 + len(keys) + len(args))
-        tail = [word(b"%d" % len(keys)), *map(word, keys), *map(word, args)]
-        return b"".join([count, self._head, *tail])
+        return command(b"EVALSHA", self._digest, b"%d" % len(keys), *keys, *args)
 
 
 class Call:
@@ -100,6 +102,7 @@ def _number(value: float) -> bytes:
     return b"%d" % value
 
 
+@lru_cache(256)
 def _ms(duration: float) -> bytes:
     return b"%d" % _policy.milliseconds(duration)
 

@@ -251,7 +251,18 @@ def check_name(name: str, what: str = "resource") -> bytes:
     >>> check_name("{a} b")
     b'%7Ba%7D%20b'
     """
-    return _encode(_check_text(name, what, MAX_NAME))
+    tag = _tags.get(name) if type(name) is str else None
+    if tag is None:
+        tag = _encode(_check_text(name, what, MAX_NAME))
+        if len(_tags) >= 1024:
+            _tags.clear()
+        if type(name) is str:
+            _tags[name] = tag
+    return tag
+
+
+_tags: dict[str, bytes] = {}
+"""Of the names in use: one call needs its name's tag several times."""
 
 
 def untag(tag: bytes | str) -> str:

@@ -179,6 +179,20 @@ class LockHandle:
         if self.ttl <= timedelta(0):
             raise ValueError("a handle's ttl is positive")
 
+    @classmethod
+    def _granted(
+        cls, resource: str, owner_id: str, token: int, lease: Lease, replicas: int | None
+    ) -> LockHandle:
+        """One for what was checked before it was asked for: made on every grant."""
+        number = object.__new__(FenceToken)
+        number.__dict__.update(value=token, resource=resource, kind="lock")
+        handle = object.__new__(cls)
+        handle.__dict__.update(
+            resource=resource, owner_id=owner_id, token=number, ttl=timedelta(seconds=lease.ttl),
+            replicas=replicas, _lease=lease,
+        )  # fmt: skip
+        return handle
+
     @property
     def state(self) -> LeaseState:
         """What the holder may believe now, by its own clock. Costs no round trip."""

@@ -59,6 +59,7 @@ class Heartbeat:
         """Renew this lease from now on. Call it before the grant is handed out."""
         with self._mutex:
             self._kept.add(lease)
+            lease.renewing = True
             sooner = not self._due or lease.next_beat < self._due[0][0]
             self._push(lease)
             if self._worker is None or not self._worker.alive:
@@ -78,8 +79,10 @@ class Heartbeat:
 
     def remove(self, lease: Lease) -> None:
         """Do not renew this lease any more. Call it before the release is sent."""
-        with self._mutex:
-            self._kept.discard(lease)
+        if lease.renewing:
+            with self._mutex:
+                self._kept.discard(lease)
+                lease.renewing = False
 
     def _push(self, lease: Lease) -> None:
         if len(self._due) > 2 * len(self._kept) + 64:  # most are leases that have been removed

@@ -143,7 +143,7 @@ class AsyncLock:
         """
         _check_handle(handle)
         lease = self._locking.lease_of(handle)
-        if not lease.inherited:
+        if lease.renewing and not lease.inherited:
             self._locking.heartbeat().remove(lease)
         await self._locking.give_back(handle)
 
@@ -249,6 +249,7 @@ class AsyncHold:
         assert self._handle._lease is not None
         try:
             self._guarded = Guarded(self._handle._lease, self._locking.heartbeat())
+            self._locking.backends.get().keep_in_mind(self._handle._lease)
         except BaseException:  # no thread to renew with: the body does not run
             await self._locking.give_back(self._handle)
             raise

@@ -11,9 +11,13 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import sys
 import types
 from collections import deque
-from collections.abc import Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -25,6 +29,22 @@ from fencekit import _policy
 from fencekit._scripts import Call, Script
 from fencekit._seam import shared
 from fencekit._seam.aio_sources import OwnSource, PoolSource
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+
+    @contextlib.asynccontextmanager
+    async def timeout(delay: float) -> AsyncIterator[None]:
+        with anyio.fail_after(delay):
+            yield
+
+
+if sys.version_info >= (3, 12):
+    # It sends before the caller has been suspended, which saves a turn of the loop.
+    _task = partial(asyncio.Task, name="fencekit-wire", eager_start=True)
+else:
+    _task = partial(asyncio.Task, name="fencekit-wire")
 
 BATCH = 512
 """Calls in one pipeline: enough to fill a packet, few enough to keep the others' turn short."""
@@ -38,13 +58,12 @@ LINGER = 0.02
 
 
 class _Pending:
-    __slots__ = ("call", "deadline", "error", "future", "timer")
+    __slots__ = ("call", "deadline", "error", "future")
 
     def __init__(self, call: Call, deadline: float, future: asyncio.Future[Any] | None) -> None:
         self.call = call
         self.deadline = deadline
         self.future = future
-        self.timer: asyncio.TimerHandle | None = None
         self.error: Exception | None = None
 
     @property
@@ -72,8 +91,13 @@ class Wire:
         self._source = source
         self._queue: deque[_Pending] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._own_limit: float | None = None
         self._kept: Any = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._kept_since = 0.0
+        self._lingering: asyncio.TimerHandle | None = None
+        self._waiting: set[_Pending] = set()
+        self._expiring: asyncio.TimerHandle | None = None
+        self._expires_at = math.inf
         self._putting: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
         self._closing = False
@@ -83,9 +107,9 @@ class Wire:
         loop = asyncio.get_running_loop()
         pending = _Pending(call, deadline, loop.create_future())
         self._submit(pending)
-        if deadline != float("inf"):
-            left = max(0.0, deadline - _policy.now())
-            pending.timer = loop.call_later(left, pending.expire)
+        self._waiting.add(pending)
+        if deadline < self._expires_at:
+            self._expire_at(deadline)
         try:
             return await pending.future  # type: ignore[misc]
         except BaseException:
@@ -93,10 +117,26 @@ class Wire:
                 self.post(undo)
             raise
         finally:
-            if pending.timer is not None:
-                pending.timer.cancel()
-            if pending.future is not None:
-                pending.future.cancel()
+            self._waiting.discard(pending)
+            pending.future.cancel()  # type: ignore[union-attr]
+
+    def _expire_at(self, moment: float) -> None:
+        """One timer for all calls, set anew when it has rung: most calls never need it."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+        left = max(0.0, moment - _policy.now())
+        self._expires_at = moment
+        self._expiring = asyncio.get_running_loop().call_later(left, self._expire)
+
+    def _expire(self) -> None:
+        self._expiring, self._expires_at = None, math.inf
+        moment = _policy.now()
+        for pending in self._waiting:
+            if pending.deadline <= moment:
+                pending.expire()
+        later = min((p.deadline for p in self._waiting if p.deadline > moment), default=math.inf)
+        if later < math.inf:
+            self._expire_at(later)
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for."""
@@ -109,7 +149,7 @@ class Wire:
             self._start()
 
     def _start(self) -> None:
-        self._worker = asyncio.get_running_loop().create_task(self._run(), name="fencekit-wire")
+        self._worker = _task(self._run(), loop=asyncio.get_running_loop())
         self._worker.add_done_callback(self._ended)
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
@@ -154,14 +194,17 @@ class Wire:
                         continue
                     try:
                         if connection is None:
-                            with anyio.fail_after(self._limit(batch)):
+                            async with timeout(self._limit(batch)):
                                 connection = await self._source.get(self._limit(batch))
+                            # The exchange has one limit as a whole, which costs less.
+                            self._own_limit = connection.socket_timeout
+                            connection.socket_timeout = None
                         again = await self._exchange(connection, batch)
                     except Exception as error:  # whatever broke, these calls have no answer yet
                         again = [pending for pending in batch if self._retry(pending, error)]
                         if connection is not None:
                             broken, connection = connection, None
-                            await self._source.drop(broken)
+                            await self._part(broken, self._source.drop)
                     batch = []
                     if not again:
                         failures = 0
@@ -171,15 +214,21 @@ class Wire:
                     await self._rest(_policy.pause(failures))
                 if connection is not None and not self._keep(connection):
                     used, connection = connection, None
-                    await (self._source.drop if self._closing else self._source.put)(used)
+                    source = self._source
+                    await self._part(used, source.drop if self._closing else source.put)
                 if not self._queue:
                     return
                 connection = self._take_kept()
         except (Exception, asyncio.CancelledError):
             self._queue.extendleft(reversed(batch))
             if connection is not None:
-                await self._source.drop(connection)
+                await self._part(connection, self._source.drop)
             raise
+
+    def _part(self, connection: Any, how: Callable[[Any], Coroutine[Any, Any, None]]) -> Any:
+        """Give a connection back as it came."""
+        connection.socket_timeout = self._own_limit
+        return how(connection)
 
     async def _rest(self, pause: float) -> None:
         """Pause after a failure; a call that comes meanwhile does not have to wait for its end."""
@@ -192,18 +241,27 @@ class Wire:
         """Hold an idle connection for a moment, without a task that outlives the loop."""
         if self._closing or not self._source.spare:
             return False
-        self._kept = connection
-        self._timer = asyncio.get_running_loop().call_later(LINGER, self._put_back)
+        self._kept, self._kept_since = connection, _policy.now()
+        if self._lingering is None:
+            self._linger(LINGER)
         return True
 
     def _take_kept(self) -> Any:
-        if self._timer is not None:
-            self._timer.cancel()
-        connection, self._kept, self._timer = self._kept, None, None
+        connection, self._kept = self._kept, None
         return connection
 
+    def _linger(self, pause: float) -> None:
+        self._lingering = asyncio.get_running_loop().call_later(pause, self._put_back)
+
     def _put_back(self) -> None:
-        putting = self._source.put(self._take_kept())
+        self._lingering = None
+        if self._kept is None:
+            return
+        rest = self._kept_since + LINGER - _policy.now()
+        if rest > 0:  # it was used meanwhile
+            self._linger(rest)
+            return
+        putting = self._part(self._take_kept(), self._source.put)
         try:
             # As a rule that is done at once, without a task that a closing loop would miss.
             waiting = putting.send(None)
@@ -223,15 +281,12 @@ class Wire:
 
     def _limit(self, batch: Iterable[_Pending]) -> float:
         longest = max(pending.deadline for pending in batch) - _policy.now()
-        return max(0.001, min(shared.IO_TIMEOUT, longest))
+        return max(0.001, min(self._own_limit or shared.IO_TIMEOUT, shared.IO_TIMEOUT, longest))
 
     async def _exchange(self, connection: Any, batch: list[_Pending]) -> list[_Pending]:
         """Send the batch and hand out its replies; returns the calls to try again."""
         limit = self._limit(batch) + sum(pending.call.patience for pending in batch)
-        timeout = connection.socket_timeout
-        if timeout and timeout <= limit:
-            return await self._talk(connection, batch)
-        with anyio.fail_after(limit):
+        async with timeout(limit):
             return await self._talk(connection, batch)
 
     async def _talk(self, connection: Any, batch: list[_Pending]) -> list[_Pending]:
@@ -248,7 +303,7 @@ class Wire:
         for pending in batch:
             reply = await _reply(connection)
             if pending.call.follow is not None:
-                pending.call.followed = await _reply(connection, pending.call.patience)
+                pending.call.followed = await _reply(connection)
             if not isinstance(reply, Exception):
                 pending.answer(reply)
                 continue
@@ -290,15 +345,9 @@ def _go_on(started: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, A
             return
 
 
-async def _reply(connection: Any, patience: float = 0.0) -> Any:
-    limit = connection.socket_timeout
+async def _reply(connection: Any) -> Any:
     try:
-        if not patience or not limit:
-            return await connection.read_response(disable_decoding=True)
-        reply = await connection.read_response(disable_decoding=True, timeout=limit + patience)
-        if reply is None:
-            raise RedisTimeoutError("no answer from Redis in time")
-        return reply
+        return await connection.read_response(disable_decoding=True)
     except ResponseError as error:
         return error
     except RedisConnectionError as error:

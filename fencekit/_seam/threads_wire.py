@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import select
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -27,6 +28,12 @@ from fencekit import _policy
 from fencekit._scripts import Call
 from fencekit._seam import shared
 from fencekit._seam.threads_fork import free_in_children
+
+MOST_KEPT = 8
+"""Connections that are kept between calls at most."""
+
+ROUND = 1.0
+"""Seconds after which one that was kept goes through the pool."""
 
 
 def _refuse_event_loop() -> None:
@@ -119,7 +126,8 @@ class Wire:
 
 
 def _reply(connection: Any, limit: float) -> Any:
-    if not connection.can_read(limit):
+    own = getattr(connection, "socket_timeout", None)
+    if own != limit and not connection.can_read(limit):
         raise RedisTimeoutError("no answer from Redis in time")
     try:
         return connection.read_response(disable_decoding=True)
@@ -133,14 +141,33 @@ def _reply(connection: Any, limit: float) -> Any:
 
 
 class PoolSource:
-    """Connections borrowed from the client's own pool, each for one call."""
+    """Connections borrowed from the client's own pool.
+
+    A few are kept between calls, which spares the pool's bookkeeping; one in a while goes through
+    the pool all the same, which may have something to do to it.
+    """
 
     def __init__(self, pool: Any, make: Any) -> None:
         self._pool = pool
         self._make = make
         self._mutex = _policy.Mutex()
+        # From a small pool nothing is kept that somebody else may need.
+        self._room = min(getattr(pool, "max_connections", 0) // shared.ENOUGH, MOST_KEPT)
+        self._kept: deque[Any] = deque()
+        self._next_round = _policy.now() + ROUND
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            while self._kept:
+                self._pool.release(self._kept.popleft())
 
     def get(self, limit: float) -> Any:
+        while self._kept:
+            with suppress(IndexError):  # another thread was faster
+                connection = self._kept.popleft()
+                if _open(connection):
+                    return connection
+                self.drop(connection)
         with self._mutex:  # or two would see the same open connection, and one have to connect
             if _warm(self._pool):
                 return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
@@ -156,6 +183,11 @@ class PoolSource:
             connection.disconnect()
 
     def put(self, connection: Any) -> None:
+        moment = _policy.now()
+        if len(self._kept) < self._room and moment < self._next_round:
+            self._kept.append(connection)
+            return
+        self._next_round = moment + ROUND
         self._pool.release(connection)
 
     def drop(self, connection: Any) -> None:
@@ -170,9 +202,13 @@ def _warm(pool: Any) -> bool:
     if idle is None:
         return True
     try:
-        connection = idle[-1]
+        return _open(idle[-1])
     except IndexError:
         return False
+
+
+def _open(connection: Any) -> bool:
+    """Whether the connection is open, as far as one can see."""
     sock = getattr(getattr(connection, "_conn", connection), "_sock", None)
     if sock is None or sock.fileno() < 0:
         return False

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -23,7 +22,7 @@ from fencekit._sync.holding import ThreadBeats
 from fencekit._lease import Lease, Subject
 from fencekit.errors import DurabilityNotReached, LockNotAcquired, LockNotOwned, LockReentered
 from fencekit.events import Granted, Listener, Listeners, Refused, Released, Waited
-from fencekit.records import Durability, FenceToken, LockHandle
+from fencekit.records import Durability, LockHandle
 
 
 class Locking:
@@ -99,8 +98,7 @@ class Locking:
             self.listeners.tell(Released(handle.resource, handle.token.value))
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """What one caller asks for."""
 
     resource: str
@@ -190,16 +188,9 @@ class Request:
         if isinstance(answer, _replies.Spent):
             return None
         lease = locking.lease_for(wish, answer.token, answer.sent)
-        handle = LockHandle(
-            wish.resource,
-            wish.owner,
-            FenceToken(answer.token, wish.resource),
-            timedelta(seconds=wish.ttl),
-            replicas,
-            lease,
-        )
-        self._worth_having(handle, lease)
-        backend.keep_in_mind(lease)
+        handle = LockHandle._granted(wish.resource, wish.owner, answer.token, lease, replicas)
+        if wish.durability is not None or not lease.alive:
+            self._worth_having(handle, lease)
         return handle
 
     def _worth_having(self, handle: LockHandle, lease: Lease) -> None:
