@@ -83,10 +83,10 @@ def caught(arena: Arena) -> str:
 
 FAULTS = {
     "tokens do not grow": (
-        "acquire", "math.max(fence + 1, now_us())", "math.max(fence, now_us())", "I1",
+        "acquire", "math.max(fence + 1, moment)", "math.max(fence, moment)", "I1",
     ),
     "tokens do not start from the clock": (
-        "acquire", "math.max(fence + 1, now_us())", "fence + 1", "I1",
+        "acquire", "math.max(fence + 1, moment)", "fence + 1", "I1",
     ),
     "a held lock is granted": (
         "acquire", "if lock.owner then\n  return {0", "if false then\n  return {0", "I2",
@@ -123,7 +123,7 @@ FAULTS = {
         "settle", "(ARGV[2] == '' or job[2] == ARGV[2])", "true", "I5",
     ),
     # Seen when it is read, or when a repeat no longer finds what it stored.
-    "a memo is changed": ("settle", "'r', kept)", "'r', kept .. ' ')", "I6 I7"),
+    "a memo is changed": ("settle", "'r', kept\n", "'r', kept .. ' '\n", "I6 I7"),
     "the gate lets older tokens through": ("gate", "token < newest", "false", "I3"),
     "the gate runs a repeat": ("gate", "if stored and", "if false and", "I7"),
     "a refused write leaves something": (

@@ -119,8 +119,7 @@ local function run_for(key, ends, lease, delay, exactly)
 end
 
 -- Writes a grant: the fence first, so that no lock is ever ahead of its fence.
-local function grant(lock_key, fence_key, lock, token, owner, by, nonce, lease, retention, delay)
-  local since = now_us()
+local function grant(lock_key, fence_key, lock, token, since, owner, by, nonce, lease, retention, delay)
   local life = tonumber(lease) + delay
   redis.call('SET', fence_key, digits(token), 'PX', digits(math.max(tonumber(retention), life)))
   if lock.tombstone or lock.owner then

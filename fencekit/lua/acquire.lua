@@ -24,6 +24,7 @@ end
 if lock.owner then
   return {0, redis.call('PTTL', KEYS[1]), lock.owner, lock.text, lock.by}
 end
-local token = math.max(fence + 1, now_us())
-grant(KEYS[1], KEYS[2], lock, token, ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], delay)
+local moment = now_us()
+local token = math.max(fence + 1, moment)
+grant(KEYS[1], KEYS[2], lock, token, moment, ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], delay)
 return {1, digits(token)}

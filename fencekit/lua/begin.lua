@@ -107,19 +107,20 @@ end
 
 local token = digits(math.max((held or 0) + 1, fence + 1, moment))
 if ARGV[10] == 'take' then
-  grant(KEYS[3], KEYS[4], lock, tonumber(token), ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[9], 0)
+  grant(KEYS[3], KEYS[4], lock, tonumber(token), moment, ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[9], 0)
 end
-redis.call('HDEL', KEYS[1], 'l', 'r', 'u')
-redis.call('HSET', KEYS[1], 's', 'p', 't', token, 'o', ARGV[1], 'n', attempts + 1,
-  'a', digits(moment / 1000), 'b', ARGV[2], 'c', string.sub(outcome, 1, 1) .. ARGV[3])
-if lease > 0 then
-  redis.call('HSET', KEYS[1], 'l', digits(moment / 1000 + lease))
+local record = {'s', 'p', 't', token, 'o', ARGV[1], 'n', attempts + 1, 'a', digits(moment / 1000),
+  'b', ARGV[2], 'c', string.sub(outcome, 1, 1) .. ARGV[3]}
+local function with(field, value)
+  record[#record + 1] = field
+  record[#record + 1] = value
 end
-if ARGV[6] ~= '' then
-  redis.call('HSET', KEYS[1], 'h', ARGV[6])
+if lease > 0 then with('l', digits(moment / 1000 + lease)) end
+if ARGV[6] ~= '' then with('h', ARGV[6]) end
+if ARGV[8] == '1' then with('u', '1') end
+if state then
+  redis.call('HDEL', KEYS[1], 'l', 'r', 'u')
 end
-if ARGV[8] == '1' then
-  redis.call('HSET', KEYS[1], 'u', '1')
-end
+redis.call('HSET', KEYS[1], unpack(record))
 redis.call('PEXPIRE', KEYS[1], digits(math.max(tonumber(ARGV[4]), lease)))
 return {outcome, attempts + 1, token}

@@ -36,10 +36,11 @@ if not mine and not again then
 end
 if mine then
   redis.call('HDEL', KEYS[1], 'o', 'l', 'b', 'c', 'u')
-  redis.call('HSET', KEYS[1], 's', ARGV[3], 'a', digits(now_us() / 1000))
+  local record = {'s', ARGV[3], 'a', digits(now_us() / 1000)}
   if kept then
-    redis.call('HSET', KEYS[1], 'r', kept)
+    record[5], record[6] = 'r', kept
   end
+  redis.call('HSET', KEYS[1], unpack(record))
   if ARGV[6] ~= '0' then
     redis.call('PEXPIRE', KEYS[1], ARGV[6])
   end
