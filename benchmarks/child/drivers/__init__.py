@@ -1,0 +1,1 @@
+"""What is done to a contender: timed alone, handed over, crowded, held for minutes."""
