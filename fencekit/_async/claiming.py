@@ -292,15 +292,9 @@ class Claiming:
         self.listeners.tell(event(terms.key, number, answer.attempts))
         outcome = BeginOutcome.RECLAIMED if answer.reclaimed else BeginOutcome.BEGUN
         return Claim(
-            terms.key,
-            outcome,
-            owner,
-            answer.attempts,
-            token,
-            terms.lock,
-            _ttl=terms.ttl,
-            _lease=lease,
-        )
+            terms.key, outcome, owner, answer.attempts, token, terms.lock,
+            _ttl=terms.ttl, _lease=lease,
+        )  # fmt: skip
 
     def _ended_claim(self, key: str, answer: _replies.Ended) -> Claim:
         kept = answer.kept

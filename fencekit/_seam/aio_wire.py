@@ -53,6 +53,9 @@ BATCH = 512
 TURNS = 5
 """Turns of the loop within which tasks that were cancelled together have all been told."""
 
+RING = 0.01
+"""Seconds between two looks for calls whose deadline has passed, however many there are."""
+
 LINGER = 0.02
 """Seconds for which an idle connection is kept: calls often follow each other closely."""
 
@@ -136,7 +139,7 @@ class Wire:
                 pending.expire()
         later = min((p.deadline for p in self._waiting if p.deadline > moment), default=math.inf)
         if later < math.inf:
-            self._expire_at(later)
+            self._expire_at(max(later, moment + RING))
 
     def post(self, call: Call) -> None:
         """Send a call whose answer nobody waits for."""
