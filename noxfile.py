@@ -180,7 +180,7 @@ def doctests(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """How fast it is, beside its peers: `nox -s bench -- --quick` takes about two minutes."""
+    """How fast it is, beside its peers: `nox -s bench -- --quick` takes two to three minutes."""
     session.install("--no-compile", "-e", ".[demo]", *BENCH)
     session.run("python", "-m", "benchmarks", *session.posargs)
 

@@ -24,7 +24,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure fencekit beside its peers."
     )
-    parser.add_argument("--quick", action="store_true", help="about two minutes")
+    parser.add_argument("--quick", action="store_true", help="two to three minutes")
     parser.add_argument(
         "--case", action="append", choices=list(CASES), default=[], help="only this one; may repeat"
     )

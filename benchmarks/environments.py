@@ -72,7 +72,8 @@ class Environment:
         """Of those distributions, which version is installed."""
         script = (
             "import importlib.metadata as m, json, sys\n"
-            "found = {d.metadata['Name']: d.version for d in m.distributions()}\n"
+            "found = {d.metadata['Name'].lower().replace('_', '-'): d.version\n"
+            "         for d in m.distributions()}\n"
             "print(json.dumps({n: found.get(n, '') for n in sys.argv[1:]}))"
         )
         done = subprocess.run(

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import threading
 import time
 from typing import Any
 
 from .loop import run
 from .quiet import quiet
+from .timing import ready
 
 PATIENCE = 30.0
+RESTED = "benchmark:rested"
 
 _held: list[Any] = []
 
@@ -60,6 +63,31 @@ async def _wait(bench: Any, name: str) -> float:
 
 def _wait_in_thread(bench: Any, name: str, got: list[float]) -> None:
     got.append(wait(bench, name))
+
+
+def rested(bench: Any, n: int, low: float, high: float) -> float:
+    """One acquire after as long a rest as a hand-over comes after: the median of ``n``."""
+    ready(bench, "pair", [RESTED])
+    with quiet():
+        found = run(_rested(bench, n, low, high)) if bench.ASYNC else []
+        for _ in range(0 if found else n):
+            time.sleep(random.uniform(low, high))
+            before = time.perf_counter()
+            held = bench.acquire(RESTED)
+            found.append(time.perf_counter() - before)
+            bench.release(held)
+    return statistics.median(found)
+
+
+async def _rested(bench: Any, n: int, low: float, high: float) -> list[float]:
+    found = []
+    for _ in range(n):
+        await asyncio.sleep(random.uniform(low, high))
+        before = time.perf_counter()
+        held = await bench.acquire(RESTED)
+        found.append(time.perf_counter() - before)
+        await bench.release(held)
+    return found
 
 
 def within(bench: Any, url: str, n: int, low: float, high: float) -> list[float]:

@@ -51,7 +51,8 @@ def _operation(bench: Any, op: str) -> Callable[[str], Any]:
     return pair
 
 
-def _ready(bench: Any, op: str, names: list[str]) -> None:
+def ready(bench: Any, op: str, names: list[str]) -> None:
+    """Let a limit make its arguments for these names before the clock runs."""
     if hasattr(bench, "prepare"):
         made = bench.prepare(op, sorted(set(names)))
         if bench.ASYNC:
@@ -78,7 +79,7 @@ def loop(bench: Any, op: str, n: int, budget: float, fresh: bool = False) -> flo
     """``n`` operations one after another, fewer if they would take longer than ``budget``."""
     operation = _operation(bench, op)
     names = _names(WARM_UP, fresh)
-    _ready(bench, op, names)
+    ready(bench, op, names)
     spent: list[float] = []
     for name in names:
         spent.append(_loop(bench, operation, [name]))
@@ -86,7 +87,7 @@ def loop(bench: Any, op: str, n: int, budget: float, fresh: bool = False) -> flo
             break
     each = min(spent)
     names = _names(max(1, min(n, int(budget / each))), fresh)
-    _ready(bench, op, names)
+    ready(bench, op, names)
     with quiet():
         return _loop(bench, operation, names) / len(names)
 
@@ -94,13 +95,13 @@ def loop(bench: Any, op: str, n: int, budget: float, fresh: bool = False) -> flo
 def repeat(bench: Any, op: str, n: int, fresh: bool = False) -> None:
     """``n`` operations, not timed: for who looks at what the server spends."""
     names = _names(n, fresh)
-    _ready(bench, op, names)
+    ready(bench, op, names)
     _loop(bench, _operation(bench, op), names)
 
 
 def once(bench: Any, op: str) -> None:
     """One operation, not timed: for who looks at what it leaves on the server."""
-    _ready(bench, op, [ONCE])
+    ready(bench, op, [ONCE])
     _loop(bench, _operation(bench, op), [ONCE])
 
 
@@ -108,7 +109,7 @@ def threads(bench: Any, op: str, n: int, count: int) -> float:
     """``n`` operations by each of ``count`` threads, each on a resource of its own."""
     operation = _operation(bench, op)
     names = [f"benchmark:thread:{os.getpid()}:{number}" for number in range(count)]
-    _ready(bench, op, names)
+    ready(bench, op, names)
     gate = threading.Barrier(count + 1)
     ends: list[float] = []
     errors: list[BaseException] = []
@@ -144,7 +145,7 @@ def threads(bench: Any, op: str, n: int, count: int) -> float:
 def gather(bench: Any, n: int, count: int) -> float:
     """``n`` pairs by each of ``count`` coroutines at once, each on a resource of its own."""
     names = [f"benchmark:task:{os.getpid()}:{number}" for number in range(count)]
-    _ready(bench, "pair", names)
+    ready(bench, "pair", names)
     together = getattr(bench, "together", None)
     pair = _operation(bench, "pair")
 
