@@ -60,8 +60,8 @@ class Lease:
         self.failures = 0
         self.task = task
         self.reason: str | None = None
-        self.renewing = False
-        """A heartbeat has it."""
+        self.renewed_by: object = None
+        """The heartbeat that has it."""
         self.leaving = False
         """A release or completion is under way: a renewal that crossed it proves nothing."""
         self._listeners = listeners

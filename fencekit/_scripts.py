@@ -13,7 +13,12 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 
 from fencekit import _policy
 from fencekit._lease import Lease, Subject
@@ -88,6 +93,8 @@ class Call:
                 "move it away or use another prefix",
                 key=key,
             )
+        if isinstance(error, ResponseError) and text.startswith("ACL failure in script"):
+            return NoPermissionError(text)
         wrapped = _WRAPPED.match(text) if isinstance(error, ResponseError) else None
         if wrapped is None:
             return error
@@ -98,7 +105,11 @@ class Call:
 _WRAPPED = re.compile(
     r"Error running script .*?@user_script: ?\d+: -?(?P<code>[A-Z]{2,} .*|The user .*)"
 )
-_INNER: dict[str, type[ResponseError]] = {"READONLY": ReadOnlyError, "The": NoPermissionError}
+_INNER: dict[str, type[ResponseError]] = {
+    "READONLY": ReadOnlyError,
+    "OOM": OutOfMemoryError,
+    "The": NoPermissionError,
+}
 
 
 SCRIPTS = {

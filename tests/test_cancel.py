@@ -474,3 +474,41 @@ async def test_waiting_with_a_limit_around_it_ends_at_the_limit(tools: Tools) ->
         await asyncio.wait_for(tools.lock.acquire("a", wait=None), 0.1)
     assert now() - started < 15
     assert standing(tools.lock, "a") == 0
+
+
+# -- before anything was sent ---------------------------------------------------------------------
+
+
+async def test_a_call_given_up_while_its_connection_is_made_is_never_sent(
+    own: Site, proxy: Proxy
+) -> None:
+    client = aio.client_before(proxy)
+    proxy.delay(0.1, "reply")  # the handshake takes some tenths
+    asking = asyncio.ensure_future(AsyncLock(client).acquire("a", ttl=600))
+    await aio.until(lambda: proxy.open_connections)
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await AsyncLock(client).inspect("other")  # on the same path, so it comes after
+    assert own.lock("a") == {}
+    await aio.close(client)
+
+
+async def test_a_call_given_up_while_its_script_is_loaded_is_not_sent_again(
+    own: Site, proxy: Proxy
+) -> None:
+    client = aio.client_before(proxy)
+    lock = AsyncLock(client)
+    await lock.inspect("other")
+    own.admin.script_flush()
+    proxy.delay(0.2, "reply")
+    before = own.calls("script|load")
+    asking = asyncio.ensure_future(lock.acquire("a", ttl=600))
+    await aio.until(lambda: own.calls("script|load") > before)  # its answer is on the way
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await lock.inspect("other")
+    assert own.lock("a") == {}
+    await aio.close(client)

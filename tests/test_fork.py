@@ -340,9 +340,10 @@ def sync_a_fork_while_the_clients_own_locks_are_taken(
     def occupy() -> None:
         pool = client.connection_pool
         with contextlib.ExitStack() as stack:
-            for name in ("_lock", "_fork_lock"):
-                if hasattr(pool, name):
-                    stack.enter_context(getattr(pool, name))
+            for owner in (pool, getattr(pool, "_event_dispatcher", None)):
+                for name in ("_lock", "_fork_lock"):
+                    if hasattr(owner, name):
+                        stack.enter_context(getattr(owner, name))
             taken.set()
             over.wait()
 

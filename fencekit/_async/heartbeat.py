@@ -59,7 +59,7 @@ class Heartbeat:
         """Renew this lease from now on. Call it before the grant is handed out."""
         with self._mutex:
             self._kept.add(lease)
-            lease.renewing = True
+            lease.renewed_by = self
             sooner = not self._due or lease.next_beat < self._due[0][0]
             self._push(lease)
             if self._worker is None or not self._worker.alive:
@@ -79,10 +79,13 @@ class Heartbeat:
 
     def remove(self, lease: Lease) -> None:
         """Do not renew this lease any more. Call it before the release is sent."""
-        if lease.renewing:
-            with self._mutex:
-                self._kept.discard(lease)
-                lease.renewing = False
+        if lease.renewed_by is self:
+            lease.renewed_by = None
+            self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        with self._mutex:
+            self._kept.discard(lease)
 
     def _push(self, lease: Lease) -> None:
         if len(self._due) > 2 * len(self._kept) + 64:  # most are leases that have been removed
@@ -136,7 +139,7 @@ class Heartbeat:
 
     def _wanted(self, lease: Lease, moment: float) -> bool:
         if not lease.alive:
-            self.remove(lease)
+            self._forget(lease)
             return False
         if lease.renew_until is not None and moment >= lease.renew_until:
             # The cap is reached: let the lease lapse, and be there to say so.

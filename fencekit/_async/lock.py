@@ -143,7 +143,7 @@ class AsyncLock:
         """
         _check_handle(handle)
         lease = self._locking.lease_of(handle)
-        if lease.renewing and not lease.inherited:
+        if lease.renewed_by is not None and not lease.inherited:
             self._locking.heartbeat().remove(lease)
         await self._locking.give_back(handle)
 

@@ -18,6 +18,9 @@ from fencekit import _policy
 from fencekit._seam import shared
 from fencekit.events import logger
 
+ENOUGH = 8
+"""From a pool of so many connections one is kept for a moment after use."""
+
 
 class PoolSource:
     """Connections borrowed from the client's own pool while there is something to send."""
@@ -25,7 +28,7 @@ class PoolSource:
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         # From a small pool nothing is kept that somebody else may need.
-        self.spare = getattr(pool, "max_connections", 0) >= shared.ENOUGH
+        self.spare = getattr(pool, "max_connections", 0) >= ENOUGH
 
     async def get(self, limit: float) -> Any:
         del limit

@@ -53,6 +53,12 @@ BATCH = 512
 TURNS = 5
 """Turns of the loop within which tasks that were cancelled together have all been told."""
 
+GROUP = 8
+"""Replies that have to come within one limit: each gets longer than redis-py would give it."""
+
+PATROL = 10.0
+"""The longest that a timer runs which no call may need any more."""
+
 RING = 0.01
 """Seconds between two looks for calls whose deadline has passed, however many there are."""
 
@@ -127,7 +133,7 @@ class Wire:
         """One timer for all calls, set anew when it has rung: most calls never need it."""
         if self._expiring is not None:
             self._expiring.cancel()
-        left = max(0.0, moment - _policy.now())
+        left = min(max(0.0, moment - _policy.now()), PATROL)
         self._expires_at = moment
         self._expiring = asyncio.get_running_loop().call_later(left, self._expire)
 
@@ -197,9 +203,10 @@ class Wire:
                         continue
                     try:
                         if connection is None:
-                            async with timeout(self._limit(batch)):
-                                connection = await self._source.get(self._limit(batch))
-                            # The exchange has one limit as a whole, which costs less.
+                            limit = self._longest(batch)
+                            async with timeout(limit):
+                                connection = await self._source.get(limit)
+                            # One limit for many replies costs less than one for each of them.
                             self._own_limit = connection.socket_timeout
                             connection.socket_timeout = None
                         again = await self._exchange(connection, batch)
@@ -282,44 +289,56 @@ class Wire:
                 batch.append(pending)
         return batch
 
-    def _limit(self, batch: Iterable[_Pending]) -> float:
+    def _longest(self, batch: Iterable[_Pending]) -> float:
+        """Until the last of them gives up, and never for ever."""
         longest = max(pending.deadline for pending in batch) - _policy.now()
-        return max(0.001, min(self._own_limit or shared.IO_TIMEOUT, shared.IO_TIMEOUT, longest))
+        return max(0.001, min(shared.IO_TIMEOUT, longest))
+
+    def _limit(self, batch: Iterable[_Pending]) -> float:
+        """For how long to wait for the next replies."""
+        return min(self._longest(batch), self._own_limit or math.inf)
 
     async def _exchange(self, connection: Any, batch: list[_Pending]) -> list[_Pending]:
-        """Send the batch and hand out its replies; returns the calls to try again."""
-        limit = self._limit(batch) + sum(pending.call.patience for pending in batch)
-        async with timeout(limit):
-            return await self._talk(connection, batch)
+        """Send the batch and hand out its replies; returns the calls to try again.
 
-    async def _talk(self, connection: Any, batch: list[_Pending]) -> list[_Pending]:
+        Between here and the sending nothing is awaited: who gives up before it is not sent (I10).
+        """
+        batch = [pending for pending in batch if pending.wanted]
+        if not batch:
+            return []
         sent = _policy.now()
         packed = []
         for pending in batch:
             pending.call.sent = sent
             pending.call.attempts += 1
             packed.append(pending.call.packed())
-        await connection.send_packed_command(packed, check_health=False)
         again: list[_Pending] = []
         missing: list[_Pending] = []
         stale = False
-        for pending in batch:
-            reply = await _reply(connection)
-            if pending.call.follow is not None:
-                pending.call.followed = await _reply(connection)
-            if not isinstance(reply, Exception):
-                pending.answer(reply)
-                continue
-            pending.call.attempts -= shared.did_not_run(reply)
-            if shared.is_missing(reply):
-                missing.append(pending)
-            else:
-                stale = stale or _policy.role_changed(reply)
-                if self._retry(pending, pending.call.explain(reply)):
-                    again.append(pending)
+        for start in range(0, len(batch), GROUP):
+            group = batch[start : start + GROUP]
+            patience = sum(pending.call.patience for pending in group)
+            async with timeout(self._limit(batch) + patience):
+                if not start:
+                    await connection.send_packed_command(packed, check_health=False)
+                for pending in group:
+                    reply = await _reply(connection)
+                    if pending.call.follow is not None:
+                        pending.call.followed = await _reply(connection)
+                    if not isinstance(reply, Exception):
+                        pending.answer(reply)
+                    elif shared.is_missing(reply):
+                        pending.call.attempts -= 1
+                        missing.append(pending)
+                    else:
+                        pending.call.attempts -= shared.did_not_run(reply)
+                        stale = stale or _policy.role_changed(reply)
+                        if self._retry(pending, pending.call.explain(reply)):
+                            again.append(pending)
         if missing:
-            await _load(connection, {pending.call.script for pending in missing})
-            again += await self._talk(connection, missing)
+            async with timeout(self._limit(batch)):
+                await _load(connection, {pending.call.script for pending in missing})
+            again += await self._exchange(connection, missing)
         if stale:
             await connection.disconnect(nowait=True)
         return again

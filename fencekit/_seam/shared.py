@@ -18,9 +18,6 @@ IO_TIMEOUT = 5.0
 LINE_TIMEOUT = 5.0
 """Seconds within which a connection of our own must be made and take what is written to it."""
 
-ENOUGH = 8
-"""From a pool of so many connections one may be kept after use."""
-
 LEAST_PAUSE = 0.05
 """Seconds between two tries at least, however many calls are waiting for the next one."""
 

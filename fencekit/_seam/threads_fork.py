@@ -25,11 +25,16 @@ def free_in_children(client: object) -> None:
 
 def _lockers(client: Any) -> Iterator[Any]:
     yield client
-    yield getattr(client, "connection_pool", None)
     nodes = getattr(client, "nodes_manager", None)
     yield nodes
-    for node in list(getattr(nodes, "nodes_cache", {}).values()):
-        yield getattr(node.redis_connection, "connection_pool", None)
+    owners = [node.redis_connection for node in list(getattr(nodes, "nodes_cache", {}).values())]
+    for owner in (client, *owners):
+        pool = getattr(owner, "connection_pool", None)
+        yield pool
+        yield getattr(pool, "_event_dispatcher", None)
+        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            yield sentinel.connection_pool
+            yield getattr(sentinel.connection_pool, "_event_dispatcher", None)
 
 
 def _free() -> None:

@@ -10,9 +10,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
-import select
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -28,12 +26,7 @@ from fencekit import _policy
 from fencekit._scripts import Call
 from fencekit._seam import shared
 from fencekit._seam.threads_fork import free_in_children
-
-MOST_KEPT = 8
-"""Connections that are kept between calls at most."""
-
-ROUND = 1.0
-"""Seconds after which one that was kept goes through the pool."""
+from fencekit._seam.threads_sources import OwnSource, PoolSource
 
 
 def _refuse_event_loop() -> None:
@@ -138,115 +131,6 @@ def _reply(connection: Any, limit: float) -> Any:
         if getattr(connection, "_sock", None) is not None and _policy.passes(error):
             return error
         raise
-
-
-class PoolSource:
-    """Connections borrowed from the client's own pool.
-
-    A few are kept between calls, which spares the pool's bookkeeping; one in a while goes through
-    the pool all the same, which may have something to do to it.
-    """
-
-    def __init__(self, pool: Any, make: Any) -> None:
-        self._pool = pool
-        self._make = make
-        self._mutex = _policy.Mutex()
-        # From a small pool nothing is kept that somebody else may need.
-        self._room = min(getattr(pool, "max_connections", 0) // shared.ENOUGH, MOST_KEPT)
-        self._kept: deque[Any] = deque()
-        self._next_round = _policy.now() + ROUND
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            while self._kept:
-                self._pool.release(self._kept.popleft())
-
-    def get(self, limit: float) -> Any:
-        while self._kept:
-            with suppress(IndexError):  # another thread was faster
-                connection = self._kept.popleft()
-                if _open(connection):
-                    return connection
-                self.drop(connection)
-        with self._mutex:  # or two would see the same open connection, and one have to connect
-            if _warm(self._pool):
-                return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
-        self._knock(limit)
-        return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
-
-    def _knock(self, limit: float) -> None:
-        """Find out in time whether anybody answers: a pool that connects may take a minute."""
-        connection = self._make(min(limit, shared.LINE_TIMEOUT))
-        try:
-            connection.connect()
-        finally:
-            connection.disconnect()
-
-    def put(self, connection: Any) -> None:
-        moment = _policy.now()
-        if len(self._kept) < self._room and moment < self._next_round:
-            self._kept.append(connection)
-            return
-        self._next_round = moment + ROUND
-        self._pool.release(connection)
-
-    def drop(self, connection: Any) -> None:
-        connection.disconnect()
-        self._pool.release(connection)
-
-
-def _warm(pool: Any) -> bool:
-    """Whether the connection that a pool hands out next is open, as far as one can see."""
-    queue = getattr(getattr(pool, "pool", None), "queue", None)  # of a pool that blocks
-    idle = getattr(pool, "_available_connections", None) if queue is None else queue
-    if idle is None:
-        return True
-    try:
-        return _open(idle[-1])
-    except IndexError:
-        return False
-
-
-def _open(connection: Any) -> bool:
-    """Whether the connection is open, as far as one can see."""
-    sock = getattr(getattr(connection, "_conn", connection), "_sock", None)
-    if sock is None or sock.fileno() < 0:
-        return False
-    try:
-        return not select.select([sock], [], [], 0)[0]  # readable: it was closed over there
-    except (OSError, ValueError):  # more descriptors than this can take
-        return True
-
-
-class OwnSource:
-    """One connection that is fencekit's own, with settings of its own, for one thread."""
-
-    def __init__(self, make: Any) -> None:
-        self._make = make
-        self._connection: Any = None
-
-    def get(self, limit: float) -> Any:
-        if self._connection is None:
-            connection = self._make(min(limit, shared.LINE_TIMEOUT))
-            try:
-                connection.connect()
-            except BaseException:
-                connection.disconnect()
-                raise
-            connection.socket_timeout = shared.LINE_TIMEOUT
-            self._connection = connection
-        return self._connection
-
-    def put(self, connection: Any) -> None:
-        """Kept for the next time."""
-
-    def drop(self, connection: Any) -> None:
-        self._connection = None
-        connection.disconnect()
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self.drop(self._connection)
 
 
 class ClusterWire:

@@ -340,3 +340,16 @@ async def test_a_delayed_lock_is_lost_to_its_holder_before_it_is_free(
     assert site.lock("a")["token"] == str(handle.token.value)
     with pytest.raises(LockNotAcquired):
         await lock.acquire("a")
+
+
+async def test_a_lease_that_another_object_gave_back_does_not_keep_its_heartbeat_busy(
+    lock: AsyncLock, client: Any, site: Site
+) -> None:
+    other = both.client_of(site)
+    with pytest.raises(LeaseLost):
+        async with lock.hold("a", ttl=0.6) as handle:
+            await AsyncLock(other).release(handle)
+            heartbeat = lock._locking.heartbeat()
+            await both.until(lambda: heartbeat._worker is None)  # nothing is left to renew
+            handle.check()
+    await both.close(other)

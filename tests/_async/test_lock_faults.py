@@ -568,3 +568,17 @@ async def test_a_killed_holder_leaves_a_lock_that_expires(own: Site) -> None:
     own.expire_lock("a")
     assert (await lock.acquire("a")).token.value > token
     await both.close(client)
+
+
+async def test_a_short_socket_timeout_is_for_each_reply_not_for_a_whole_call(
+    own: Site, proxy: Proxy
+) -> None:
+    own.admin.script_flush()
+    client = both.client_before(proxy, socket_timeout=0.6, socket_connect_timeout=10)
+    lock = AsyncLock(client, timeout=8)
+    proxy.delay(0.4, "reply")
+    for _ in range(2):  # unknown scripts: three replies; a second connection: its handshake too
+        await lock.release(await lock.acquire("a", ttl=600))
+        proxy.cut()
+    proxy.delay(0)
+    await both.close(client)
