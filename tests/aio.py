@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from fencekit._policy import now
-from tests.site import OPTIONS
+from tests.site import OPTIONS, reached
 
 __all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
 
@@ -55,7 +55,7 @@ def client_of(site: Any, **options: Any) -> Any:
 
 def client_before(servers: Any, **options: Any) -> Any:
     """A client of this half's kind for a server, proxy or cluster of the test's own."""
-    return servers.async_client(**{**OPTIONS, **options})
+    return reached(servers).async_client(**{**OPTIONS, **options})
 
 
 def plain_client_before(servers: Any, **options: Any) -> Any:

@@ -2,7 +2,7 @@
 
 The environment chooses, so that one suite runs everywhere:
 
-* FENCEKIT_TEST_TOPOLOGY: standalone (default), cluster or sentinel
+* FENCEKIT_TEST_TOPOLOGY: standalone (default), cluster, sentinel, or tls (standalone behind TLS)
 * FENCEKIT_TEST_DECODE: 1 for clients with decode_responses
 * FENCEKIT_TEST_PROTOCOL: 2 or 3 for RESP
 """
@@ -20,6 +20,15 @@ OPTIONS: dict[str, Any] = {
     "decode_responses": os.environ.get("FENCEKIT_TEST_DECODE", "0") == "1",
     "protocol": int(os.environ.get("FENCEKIT_TEST_PROTOCOL", "3")),
 }
+
+
+def reached(servers: Any) -> Any:
+    """What makes the clients of these servers, as the environment wants it."""
+    if TOPOLOGY != "tls" or not hasattr(servers, "port"):
+        return servers
+    from tests.tls import Secured
+
+    return Secured(getattr(servers, "tcp_url", servers.url), servers.port)
 
 
 class Site:
@@ -49,14 +58,14 @@ class Site:
         options = {**OPTIONS, **options}
         if hasattr(self.servers, "master_client"):
             return self.servers.master_client(**options)
-        return self.servers.client(**options)
+        return reached(self.servers).client(**options)
 
     def aio_client(self, **options: Any) -> Any:
         """An asynchronous client as the environment wants it."""
         options = {**OPTIONS, **options}
         if hasattr(self.servers, "async_master_client"):
             return self.servers.async_master_client(**options)
-        return self.servers.async_client(**options)
+        return reached(self.servers).async_client(**options)
 
     def flush(self) -> None:
         """Empty it."""

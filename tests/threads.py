@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fencekit._policy import now
-from tests.site import OPTIONS
+from tests.site import OPTIONS, reached
 
 __all__ = ["BlockingConnectionPool", "ConnectionPool", "Redis"]
 
@@ -77,7 +77,7 @@ def client_of(site: Any, **options: Any) -> Any:
 
 def client_before(servers: Any, **options: Any) -> Any:
     """A client of this half's kind for a server, proxy or cluster of the test's own."""
-    return servers.client(**{**OPTIONS, **options})
+    return reached(servers).client(**{**OPTIONS, **options})
 
 
 def plain_client_before(servers: Any, **options: Any) -> Any:

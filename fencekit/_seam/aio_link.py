@@ -16,7 +16,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from fencekit import _policy
 from fencekit._scripts import Call
 from fencekit._seam import shared
-from fencekit._seam.aio_sources import OwnSource, PoolSource, adopt
+from fencekit._seam.aio_sources import OwnSource, PoolSource, adopt, hang_up
 from fencekit._seam.aio_wire import Wire
 
 CLUSTER_CALLS = 64
@@ -133,7 +133,7 @@ class Line:
         return await self._connection.read_response(timeout=timeout)
 
     async def close(self) -> None:
-        await self._connection.disconnect(nowait=True)
+        await hang_up(self._connection)
         if self._writes:  # nothing is left to a loop that is being closed
             await asyncio.wait(self._writes, timeout=shared.PARTING)
 
@@ -181,7 +181,7 @@ class Link:
             with anyio.fail_after(shared.LINE_TIMEOUT):
                 await connection.connect()
         except BaseException:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
             raise
         return Line(connection)
 

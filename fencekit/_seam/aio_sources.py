@@ -22,6 +22,14 @@ ENOUGH = 8
 """From a pool of so many connections one is kept for a moment after use."""
 
 
+async def hang_up(connection: Any) -> None:
+    """Close it at once: TLS would wait for an answer first, which the loop may not live to see."""
+    transport = getattr(getattr(connection, "_writer", None), "transport", None)
+    await connection.disconnect(nowait=True)
+    if transport is not None:
+        transport.abort()
+
+
 class PoolSource:
     """Connections borrowed from the client's own pool while there is something to send."""
 
@@ -43,10 +51,10 @@ class PoolSource:
             await self._pool.release(connection)
         except Exception as error:  # the pool was reset meanwhile: it is nobody's now
             logger.debug("a connection could not be given back to its pool: %s", error)
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
 
     async def drop(self, connection: Any) -> None:
-        await connection.disconnect(nowait=True)
+        await hang_up(connection)
         await self.put(connection)
 
 
@@ -65,7 +73,7 @@ class OwnSource:
             try:
                 await connection.connect()
             except BaseException:
-                await connection.disconnect(nowait=True)
+                await hang_up(connection)
                 raise
             connection.socket_timeout = shared.LINE_TIMEOUT
             self._connection = connection
@@ -76,7 +84,7 @@ class OwnSource:
 
     async def drop(self, connection: Any) -> None:
         self._connection = None
-        await connection.disconnect(nowait=True)
+        await hang_up(connection)
 
     async def close(self) -> None:
         if self._connection is not None:

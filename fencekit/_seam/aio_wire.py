@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from fencekit import _policy
 from fencekit._scripts import Call, Script
 from fencekit._seam import shared
-from fencekit._seam.aio_sources import OwnSource, PoolSource
+from fencekit._seam.aio_sources import OwnSource, PoolSource, hang_up
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
@@ -340,7 +340,7 @@ class Wire:
                 await _load(connection, {pending.call.script for pending in missing})
             again += await self._exchange(connection, missing)
         if stale:
-            await connection.disconnect(nowait=True)
+            await hang_up(connection)
         return again
 
     def _retry(self, pending: _Pending, error: Exception) -> bool:

@@ -466,7 +466,7 @@ async def test_a_replica_is_raised_as_read_only_and_passes_when_it_is_promoted(
         await both.until(lambda: admin.info("replication")["master_link_status"] == "up")
         client = both.client_before(replica)
         for verb in ("acquire", "begin"):
-            assert isinstance(await raised_by(verb, client), ReadOnlyError)
+            assert isinstance(await raised_by(verb, client, timeout=2), ReadOnlyError)
         assert await AsyncLock(client).inspect("a") is None
         lock = AsyncLock(client, timeout=20)
         call = both.Running(lambda: lock.acquire("a", ttl=30))

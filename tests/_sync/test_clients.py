@@ -466,7 +466,7 @@ def test_a_replica_is_raised_as_read_only_and_passes_when_it_is_promoted(
         both.until(lambda: admin.info("replication")["master_link_status"] == "up")
         client = both.client_before(replica)
         for verb in ("acquire", "begin"):
-            assert isinstance(raised_by(verb, client), ReadOnlyError)
+            assert isinstance(raised_by(verb, client, timeout=2), ReadOnlyError)
         assert DistributedLock(client).inspect("a") is None
         lock = DistributedLock(client, timeout=20)
         call = both.Running(lambda: lock.acquire("a", ttl=30))

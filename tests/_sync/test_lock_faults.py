@@ -442,7 +442,7 @@ def test_one_renewal_that_hangs_costs_its_own_lease_only(
     leave = seam.Event()
 
     def hold(name: str) -> LockHandle:
-        with through.lock.hold(name, ttl=2) as handle:
+        with through.lock.hold(name, ttl=3) as handle:
             leave.wait(30)
         return handle
 
@@ -452,7 +452,7 @@ def test_one_renewal_that_hangs_costs_its_own_lease_only(
     tokens = {name: own.lock(name)["token"] for name in names}
     proxy.stall_matching(b"{n7}:lock")
     both.until(lambda: count(through.events, Lost))
-    seam.sleep(0.7)  # one more beat
+    seam.sleep(1.1)  # one more beat
     alive = {name for name in names if own.lock(name).get("token") == tokens[name]}
     assert alive == set(names) - {"n7"}
     (lost,) = [event for event in through.events if isinstance(event, Lost)]
