@@ -171,7 +171,7 @@ def tls(session: nox.Session) -> None:
     Not the tests of leases below a second: on a busy machine a handshake takes as long.
     """
     install(session, *tools("trustme"))
-    names = ("claims", "gate", "guard", "lock", "runs", "waiting")
+    names = ("gate", "guard", "lock")
     paths = [f"{half}/test_{name}.py" for half in HALVES for name in names]
     # asyncio leaves the socket of a handshake that is cancelled to the collector.
     runner = "pytest -W ignore:unclosed:ResourceWarning"
