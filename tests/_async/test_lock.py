@@ -691,4 +691,4 @@ async def test_a_listener_that_fails_breaks_nothing(
     with caplog.at_level(logging.ERROR, "fencekit"):
         await lock.release(await lock.acquire("a", ttl=5))
     assert [type(event) for event in heard] == [Granted, Released]
-    assert len(caplog.records) == 2
+    assert caplog.text.count("a fencekit listener failed") == 2
