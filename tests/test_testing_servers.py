@@ -317,7 +317,7 @@ def test_an_unknown_persistence_is_refused() -> None:
 
 def test_a_taken_port_is_an_error_when_it_was_asked_for() -> None:
     with RedisServer() as first, pytest.raises(ServerError, match="in use"):
-        RedisServer(port=first.port).start(timeout=0.3)
+        RedisServer(port=first.port).start(timeout=1.5)
 
 
 def test_a_lost_race_for_a_port_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:

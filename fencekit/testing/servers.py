@@ -238,6 +238,7 @@ class RedisServer(Clients):
     def _launch(self, fresh: bool, end: float) -> None:
         private = self._private
         assert private is not None
+        taken = ""
         while True:
             if fresh:  # a restart keeps the file: Sentinel and CONFIG REWRITE write into it
                 self._port = self._wanted_port or free_port()
@@ -245,11 +246,17 @@ class RedisServer(Clients):
             start = (private / "log").stat().st_size if (private / "log").exists() else 0
             argv = [self.binary.path, str(private / "conf"), *self._mode]
             self._process = spawn(argv, private, private / "log")
-            if self._wait_ready(start, end):
-                return
+            try:
+                if self._wait_ready(start, end):
+                    return
+            except ServerError:
+                if taken:  # the time was up in the middle of another try: this is why it was spent
+                    raise ServerError(f"{self.binary} did not start. It said:\n{taken}") from None
+                raise
             said = self._said(start)
             if "in use" not in said or time.monotonic() >= end:
                 raise ServerError(f"{self.binary} did not start. It said:\n{said}")
+            taken = said
             time.sleep(0.05)  # the port: another one, or the same after its holder has let go
 
     def _wait_ready(self, start: int, end: float) -> bool:
