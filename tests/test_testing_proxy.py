@@ -49,6 +49,11 @@ def client(proxy: Proxy, direct: redis.Redis) -> Iterator[redis.Redis]:
         yield connected
 
 
+def proxy_threads() -> set[threading.Thread]:
+    """(Workers of the tests before may still come to their end.)"""
+    return {thread for thread in threading.enumerate() if thread.name == "fencekit-testing-proxy"}
+
+
 def until(true: Callable[[], object], timeout: float = 10) -> None:
     end = time.monotonic() + timeout
     while not true():
@@ -68,7 +73,7 @@ def patient(proxy: Proxy, direct: redis.Redis) -> Iterator[redis.Redis]:
 
 
 def test_it_passes_and_ends_without_a_trace(server: RedisServer) -> None:
-    before = set(threading.enumerate())
+    before = proxy_threads()
     proxy = Proxy.before(server)
     with pytest.raises(ServerError, match="no port yet"):
         _ = proxy.port
@@ -82,7 +87,7 @@ def test_it_passes_and_ends_without_a_trace(server: RedisServer) -> None:
         assert repr(proxy) == f"<Proxy 127.0.0.1:{proxy.port} before 127.0.0.1:{server.port}>"
         assert proxy.requests == []  # it does not record unless it is told to
     proxy.stop()
-    assert set(threading.enumerate()) == before
+    assert proxy_threads() == before
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", proxy.port), 1)
     with proxy, proxy.client() as client:  # it may be used again
@@ -109,12 +114,12 @@ def test_no_server_behind_it_closes_the_connection(client: redis.Redis) -> None:
 
 
 def test_a_start_that_fails_leaves_no_thread(server: RedisServer) -> None:
-    before = set(threading.enumerate())
+    before = proxy_threads()
     proxy = Proxy.before(server)
     proxy._port = server.port
     with pytest.raises(OSError):
         proxy.start()
-    assert set(threading.enumerate()) == before
+    assert proxy_threads() == before
 
 
 def test_a_lot_of_bytes_pass_whole(patient: redis.Redis) -> None:
