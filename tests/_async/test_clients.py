@@ -412,9 +412,7 @@ async def test_a_missing_permission_is_raised_at_once(server: RedisServer, admin
         with Proxy.before(server) as proxy:
             client = both.plain_client_before(proxy, username="poor", password="x")
             error = await raised_by("acquire", client, timeout=600)
-            assert isinstance(error, (NoPermissionError, ResponseError)), repr(error)
-            told = str(error)
-            assert re.search("permission|ACL|The user executing the script", told), repr(error)
+            assert isinstance(error, NoPermissionError), repr(error)
             await both.close(client)
             assert proxy.connections <= 4
     assert admin.keys("*:lock") == []
@@ -466,7 +464,7 @@ async def test_a_replica_is_raised_as_read_only_and_passes_when_it_is_promoted(
         await both.until(lambda: admin.info("replication")["master_link_status"] == "up")
         client = both.client_before(replica)
         for verb in ("acquire", "begin"):
-            assert isinstance(await raised_by(verb, client, timeout=2), ReadOnlyError)
+            assert isinstance(await raised_by(verb, client), ReadOnlyError)
         assert await AsyncLock(client).inspect("a") is None
         lock = AsyncLock(client, timeout=20)
         call = both.Running(lambda: lock.acquire("a", ttl=30))

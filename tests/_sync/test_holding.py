@@ -147,7 +147,7 @@ def test_max_hold_ends_the_renewals_of_code_that_hangs(
 ) -> None:
     # scenario 41
     with pytest.raises(LeaseLost) as lost:
-        with lock.hold("a", ttl=1.2, max_hold=1.8) as handle:
+        with lock.hold("a", ttl=0.6, max_hold=0.9) as handle:
             second = both.Running(lambda: DistributedLock(client).acquire("a", ttl=5, wait=20))
             work_until_lost(handle)
     assert lost.value.reason == "its deadline passed without a renewal"
