@@ -64,6 +64,11 @@ def call_text(
     return f"{PREFIX}@call({_quote(function)},{_quote(owner)},{{{','.join(parts)}}})"
 
 
+def is_nothing(value: object) -> bool:
+    """Whether it is None or blank text, which unrelated work would share."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
 def type_name(cls: type) -> str:
     """``module:qualname``, equal in the parent and in a child that multiprocessing spawned."""
     module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__

@@ -141,12 +141,16 @@ def test_a_lock_taken_and_given_back_takes_little_memory_and_leaves_none(
             once(name)
         # redis-py takes a large buffer for each answer.
         assert bytes_for_a_moment(once) < bytes_for_a_moment(client.ping) + 6_000
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        for name in names:
-            once(name)
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 4_000
+        # What is kept for each lock is kept in every round; what else grows, in one of them.
+        kept = []
+        for _ in range(5):
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            for name in names:
+                once(name)
+            gc.collect()
+            kept.append(tracemalloc.get_traced_memory()[0] - before)
+        assert min(kept) < len(names)
     finally:
         tracemalloc.stop()
     client.close()
@@ -171,13 +175,17 @@ async def test_a_coroutine_that_takes_a_lock_takes_little_memory_and_leaves_none
     tracemalloc.start()
     try:
         await all_at_once()
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        await all_at_once()
-        assert tracemalloc.get_traced_memory()[1] - before < 200 * 10_000
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 40_000
+        most, kept = [], []
+        for _ in range(5):
+            gc.collect()
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            await all_at_once()
+            most.append(tracemalloc.get_traced_memory()[1] - before)
+            gc.collect()
+            kept.append(tracemalloc.get_traced_memory()[0] - before)
+        assert max(most) < 200 * 10_000
+        assert min(kept) < 200
     finally:
         tracemalloc.stop()
     await aio.close(client)

@@ -312,7 +312,7 @@ def sync_many_forks_under_load(client: redis.Redis, admin: redis.Redis) -> None:
         lock.release(own)
         return number
 
-    with lock.hold("kept", ttl=2) as kept:
+    with lock.hold("kept", ttl=6) as kept:
         workers = [threads.Running(lambda n=n: work(n)) for n in range(4)]
         try:
             threads.until(lambda: beats.count > 0)
@@ -325,6 +325,8 @@ def sync_many_forks_under_load(client: redis.Redis, admin: redis.Redis) -> None:
             over.set()
         for worker in workers:
             worker.result()
+        before = beats.count
+        threads.until(lambda: beats.count > before)
         kept.check()
     assert token_at(admin, "kept") == 0
 
@@ -460,7 +462,8 @@ async def async_child_uses_the_same_objects(client: Any, admin: redis.Redis) -> 
 
 
 async def async_many_forks_under_load(client: Any, admin: redis.Redis) -> None:
-    lock = AsyncLock(client)
+    beats = Beats()
+    lock = AsyncLock(client, listeners=[beats])
     over = False
 
     async def work(number: int) -> None:
@@ -476,7 +479,7 @@ async def async_many_forks_under_load(client: Any, admin: redis.Redis) -> None:
         await lock.release(own)
         return number
 
-    async with lock.hold("kept", ttl=2) as kept:
+    async with lock.hold("kept", ttl=6) as kept:
         workers = [asyncio.create_task(work(number)) for number in range(10)]
         await asyncio.sleep(0.05)
         children = []
@@ -487,6 +490,8 @@ async def async_many_forks_under_load(client: Any, admin: redis.Redis) -> None:
         assert results == list(range(10))
         over = True
         await asyncio.gather(*workers)
+        before = beats.count
+        await aio.until(lambda: beats.count > before)
         kept.check()
 
 

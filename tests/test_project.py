@@ -24,6 +24,7 @@ LAYERS = (
     ("_version", "errors"),
     ("records", "events"),
     ("_canonical", "_codec", "_commands"),
+    ("_target",),
     ("keys",),
     ("_policy",),
     ("_lease", "_terms"),

@@ -155,7 +155,7 @@ class Link:
         else:
             pool = client.connection_pool
             adopt(pool, self._loop)
-            self.calls = Wire(PoolSource(pool))
+            self.calls = Wire(PoolSource(pool, self._make))
             self._pool = pool
             self._own = OwnSource(self._make)
             self.beats = Wire(self._own)
@@ -166,7 +166,7 @@ class Link:
 
     def durable(self) -> Wire | None:
         """A way of its own for a call that waits on the server; None where there is none."""
-        return None if self._pool is None else Wire(PoolSource(self._pool))
+        return None if self._pool is None else Wire(PoolSource(self._pool, self._make))
 
     async def open_line(self) -> Line:
         """A fresh connection for a subscription."""

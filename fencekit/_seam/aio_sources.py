@@ -5,18 +5,34 @@ Rules this module obeys:
 * A pool's connections belong to one event loop and one process. Those of a closed loop are closed
   and forgotten, those of a forking parent are put aside unclosed, and a loop that is still open
   keeps its client to itself.
+* A pool that takes long to connect is not the one who says why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import weakref
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
+
+import anyio
 
 from fencekit import _policy
 from fencekit._seam import shared
 from fencekit.events import logger
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+
+    @contextlib.asynccontextmanager
+    async def timeout(delay: float) -> AsyncIterator[None]:
+        with anyio.fail_after(delay):
+            yield
+
 
 ENOUGH = 8
 """From a pool of so many connections one is kept for a moment after use."""
@@ -33,18 +49,34 @@ async def hang_up(connection: Any) -> None:
 class PoolSource:
     """Connections borrowed from the client's own pool while there is something to send."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, make: Any) -> None:
         self._pool = pool
+        self._make = make
         # From a small pool nothing is kept that somebody else may need.
         self.spare = getattr(pool, "max_connections", 0) >= ENOUGH
 
     async def get(self, limit: float) -> Any:
-        del limit
+        try:
+            async with timeout(limit / 3):
+                return await self._get()
+        except TimeoutError:
+            await self._knock(limit / 3)
+            return await self._get()
+
+    async def _get(self) -> Any:
         try:
             return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
         except RuntimeError:  # left over from a loop that has been closed
             put_aside(self._pool, close=True)
             return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+
+    async def _knock(self, limit: float) -> None:
+        """Find out whether anybody answers: a pool that connects keeps its errors to itself."""
+        connection = self._make(limit)
+        try:
+            await connection.connect()
+        finally:
+            await hang_up(connection)
 
     async def put(self, connection: Any) -> None:
         try:

@@ -11,12 +11,11 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import sys
 import types
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,17 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from fencekit import _policy
 from fencekit._scripts import Call, Script
 from fencekit._seam import shared
-from fencekit._seam.aio_sources import OwnSource, PoolSource, hang_up
-
-if sys.version_info >= (3, 11):
-    from asyncio import timeout
-else:
-
-    @contextlib.asynccontextmanager
-    async def timeout(delay: float) -> AsyncIterator[None]:
-        with anyio.fail_after(delay):
-            yield
-
+from fencekit._seam.aio_sources import OwnSource, PoolSource, hang_up, timeout
 
 if sys.version_info >= (3, 12):
     # It sends before the caller has been suspended, which saves a turn of the loop.

@@ -428,7 +428,7 @@ async def test_a_renewal_whose_reply_was_lost_is_a_renewal(
     # I7
     through = reach()
     events = through.events
-    async with through.lock.hold("a", ttl=1.5) as handle:
+    async with through.lock.hold("a", ttl=3) as handle:
         proxy.swallow_matching(needle("renew"), times=2)
         await both.until(lambda: count(events, Renewed) >= 2)
         assert handle.state is LeaseState.HELD
