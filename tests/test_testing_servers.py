@@ -7,13 +7,10 @@ import importlib.util
 import os
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,12 +25,14 @@ from fencekit.testing import (
     ServerBinary,
     ServerError,
     ServerNotRunning,
+    _server,
     find_server,
     open_server,
+    servers,
 )
-from fencekit.testing import servers as servers_module
 from fencekit.testing._binary import check_server
 from fencekit.testing._process import OwnProcess, answers, free_port, new_folder, quoted
+from tests.processes import exists, has_ended, run, start, until
 
 ONCE = Retry(NoBackoff(), 0)
 PASSWORD = "p \"w\\ä\n#'"
@@ -52,21 +51,6 @@ def binaries() -> list[ServerBinary]:
 def binary(request: pytest.FixtureRequest) -> ServerBinary:
     found: ServerBinary = request.param
     return found
-
-
-def until(true: Callable[[], object], timeout: float = 10) -> None:
-    end = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # -- life ----------------------------------------------------------------------------------------
@@ -230,18 +214,6 @@ def test_a_forked_child_leaves_the_server_alone() -> None:
     run(code)
 
 
-def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_server_that_was_forgotten_ends_with_the_program() -> None:
     code = """
         from fencekit.testing import RedisServer
@@ -255,34 +227,23 @@ def test_a_server_that_was_forgotten_ends_with_the_program() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
 def test_a_killed_parent_takes_its_server_along() -> None:
-    code = (
-        "from fencekit.testing import RedisServer\n"
-        "server = RedisServer().start()\n"
-        "print(server.pid, server._private, flush=True)\n"
-        "input()\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with parent:
+    code = """
+        from fencekit.testing import RedisServer
+        server = RedisServer().start()
+        print(server.pid, server._private, flush=True)
+        input()
+    """
+    with start(code) as parent:
         assert parent.stdout is not None
         pid, folder = parent.stdout.readline().split()
         assert exists(int(pid))
         parent.kill()
         parent.wait(10)
-    until(lambda: not exists(int(pid)) or is_zombie(int(pid)))
+    until(lambda: has_ended(int(pid)))
     # Nobody was left to remove its folder.
     for file in Path(folder).iterdir():
         file.unlink()
     Path(folder).rmdir()
-
-
-def is_zombie(pid: int) -> bool:
-    """Ended, and waiting for an init that does not come: so in some containers."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:
@@ -323,13 +284,13 @@ def test_a_taken_port_is_an_error_when_it_was_asked_for() -> None:
 def test_a_lost_race_for_a_port_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with RedisServer() as first:
         drawn = iter([first.port, first.port, free_port()])
-        monkeypatch.setattr(servers_module, "free_port", lambda: next(drawn))
+        monkeypatch.setattr(_server, "free_port", lambda: next(drawn))
         with RedisServer() as second:
             assert second.port != first.port
 
 
 def test_a_server_that_is_not_ready_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers_module, "answers", lambda *args: False)
+    monkeypatch.setattr(servers, "answers", lambda *args: False)
     server = RedisServer()
     with pytest.raises(ServerError, match="not ready in time"):
         server.start(timeout=0.05)

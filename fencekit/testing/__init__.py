@@ -7,17 +7,22 @@ Importing this starts nothing, and needs neither pytest nor an event loop. The f
 from __future__ import annotations
 
 from ._binary import ServerBinary, ServerError, ServerNotFound, find_server
+from ._postgres_binary import PostgresBinaries, find_postgres
 from ._process import ServerNotRunning
 from .cluster import ClusterServers
-from .external import ExternalRedis, ExternalServer, open_server
+from .external import ExternalPostgres, ExternalRedis, ExternalServer, open_postgres, open_server
+from .postgres import PostgresServer
 from .proxy import Proxy
 from .sentinel import SentinelServers
 from .servers import RedisServer
 
 __all__ = [
     "ClusterServers",
+    "ExternalPostgres",
     "ExternalRedis",
     "ExternalServer",
+    "PostgresBinaries",
+    "PostgresServer",
     "Proxy",
     "RedisServer",
     "SentinelServers",
@@ -25,6 +30,8 @@ __all__ = [
     "ServerError",
     "ServerNotFound",
     "ServerNotRunning",
+    "find_postgres",
     "find_server",
+    "open_postgres",
     "open_server",
 ]

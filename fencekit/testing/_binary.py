@@ -53,6 +53,11 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
+def version_tuple(text: str) -> tuple[int, ...]:
+    """The reverse: ``7.0.15`` is ``(7, 0, 15)``."""
+    return tuple(map(int, text.split(".")))
+
+
 def find_server(minimum: tuple[int, ...] = (6, 2)) -> ServerBinary:
     """Find a server binary that runs and is at least `minimum`.
 
@@ -85,18 +90,28 @@ def check_server(path: str, minimum: tuple[int, ...] = (6, 2)) -> ServerBinary:
 
     Raises `ServerError` with the reason if it does not run, is no server, or is too old.
     """
-    try:
-        changed = os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise ServerError(f"{path}: {error.strerror}") from None
-    binary = _identify(path, changed)
+    found = ask_version(path, _VERSION, "a Redis or Valkey version")
+    name: Literal["redis", "valkey"] = "redis" if found[1] == "Redis" else "valkey"
+    binary = ServerBinary(path, name, version_tuple(found[2]))
     if binary.version < minimum:
         raise ServerError(f"{path} is {binary}, older than {dotted(minimum)}")
     return binary
 
 
+def ask_version(path: str, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+    """Run ``path --version`` and return where `pattern` is in its answer.
+
+    Raises `ServerError` with the reason if it does not run or its answer is not `what`.
+    """
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise ServerError(f"{path}: {error.strerror}") from None
+    return _ask_version(path, pattern, what, changed)
+
+
 @lru_cache(maxsize=64)
-def _identify(path: str, changed: int) -> ServerBinary:
+def _ask_version(path: str, pattern: re.Pattern[str], what: str, changed: int) -> re.Match[str]:
     """`changed` is only a part of the cache's key: a replaced binary is asked again."""
     try:
         done = subprocess.run(
@@ -112,15 +127,13 @@ def _identify(path: str, changed: int) -> ServerBinary:
     except OSError as error:
         raise ServerError(f"{path} does not run: {error.strerror or error}") from None
     output = done.stdout.decode(errors="replace").strip()
-    found = _VERSION.search(output)
+    found = pattern.search(output)
     if done.returncode != 0 or found is None:
         said = output.splitlines()[0][:200] if output else "nothing"
         raise ServerError(
-            f"{path} --version ended with status {done.returncode} and said {said!r}, "
-            "not a Redis or Valkey version"
+            f"{path} --version ended with status {done.returncode} and said {said!r}, not {what}"
         )
-    name: Literal["redis", "valkey"] = "redis" if found[1] == "Redis" else "valkey"
-    return ServerBinary(path, name, tuple(int(part) for part in found[2].split(".")))
+    return found
 
 
 def _candidates() -> Iterator[str]:

@@ -22,9 +22,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ._account import Account, as_account
 from ._binary import ServerError
 
 HOST = "127.0.0.1"
@@ -110,6 +111,11 @@ class OwnProcess:
         self.signal(signal.SIGCONT)
         self.frozen = False
 
+    def kill(self) -> None:
+        """End it as a crash would, and return when it is gone."""
+        self.signal(signal.SIGKILL)
+        self._popen.wait()
+
     def end(self, number: int) -> None:
         """Signal it, unless it has ended, and wait for its end; after five seconds with force."""
         with contextlib.suppress(ServerNotRunning):
@@ -123,7 +129,14 @@ class OwnProcess:
             self._popen.wait()
 
 
-def spawn(argv: list[str], folder: Path, log: Path) -> OwnProcess:
+def spawn(
+    argv: Sequence[str],
+    folder: Path,
+    log: Path,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    account: Account | None = None,
+) -> subprocess.Popen[bytes]:
     """Start a server in its own session, so that Ctrl-C reaches the tests and not the server.
 
     On Linux the kernel kills it when this process dies, however that happens. The kernel goes by
@@ -131,19 +144,21 @@ def spawn(argv: list[str], folder: Path, log: Path) -> OwnProcess:
     """
     bound = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
     with log.open("ab") as output:
-        popen = subprocess.Popen(
+        popen: subprocess.Popen[bytes] = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=folder,
             # A locale that is not installed is a fatal error for newer servers.
-            env={**os.environ, "LC_ALL": "C"},
+            env={**environment, "LC_ALL": "C"},
             start_new_session=True,
             # One system call in the child; the alternative is a helper process for each server.
+            # It runs after the change of the user, which would make the kernel forget it.
             preexec_fn=_die_with_parent() if bound else None,  # noqa: PLW1509
+            **as_account(account),
         )
-    return OwnProcess(popen)
+    return popen
 
 
 def _die_with_parent() -> Callable[[], None]:

@@ -1,11 +1,11 @@
-"""Fixtures for pytest: a server, its URL and client, a cluster, Sentinel, and a proxy.
+"""Fixtures for pytest: a server, its URL and client, a cluster, Sentinel, a proxy, PostgreSQL.
 
 Rules of this module:
 
 1. Importing it starts nothing: a server starts when the first test asks for it.
 2. A private server is emptied before each test, and brought back if the last test killed it.
 3. An external server (``FENCEKIT_REDIS_URL``) is never flushed: tests keep to their prefix, and
-   only keys below that prefix are removed.
+   only keys below that prefix are removed. Nor is anything in one of ``FENCEKIT_PG_URL``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .external import ExternalRedis, open_server
+from .external import ExternalPostgres, ExternalRedis, open_postgres, open_server
+from .postgres import PostgresServer
 from .servers import RedisServer
 
 if TYPE_CHECKING:
@@ -95,3 +96,10 @@ def fencekit_sentinel() -> Iterator[SentinelServers]:
 
     with SentinelServers() as sentinel:
         yield sentinel
+
+
+@pytest.fixture(scope="session")
+def fencekit_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
+    """One PostgreSQL for the whole run: ``FENCEKIT_PG_URL``'s, or a private one."""
+    with open_postgres() as server:
+        yield server
