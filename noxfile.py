@@ -43,7 +43,11 @@ HALVES = ("tests/_async", "tests/_sync")
 # About the scripts or this repository: the Python does not matter, nor is it coverage's business.
 ONCE = tuple(f"tests/test_{name}.py" for name in ("generator", "model", "project", "scripts"))
 # About the servers: the Python does not matter.
-SERVERS = tuple(f"tests/test_{name}.py" for name in ("testing_groups", "testing_servers"))
+SERVERS = (
+    *(f"tests/test_testing_{name}.py" for name in ("groups", "postgres", "servers")),
+    "tests/sql/test_races.py",
+    "tests/sql/test_crashes.py",
+)
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
 CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}
@@ -137,7 +141,9 @@ def tests(session: nox.Session) -> None:
     decode, protocol = CLIENTS[str(session.python)]
     client = {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
     if session.python != MEASURED:
-        suite(session, *leaving_out(*ONCE, *SERVERS), env=client)
+        # The session `oldest` has the halves on that Python.
+        halves = HALVES if session.python == PYTHONS[0] else ()
+        suite(session, *leaving_out(*ONCE, *SERVERS, *halves), env=client)
         return
     data = {**client, "COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
@@ -178,17 +184,12 @@ def redis_server(session: nox.Session) -> None:
 
 @nox.session
 def tls(session: nox.Session) -> None:
-    """What the verbs promise, and cancellation, with clients that come by TLS.
-
-    Not the tests of leases below a second: on a busy machine a handshake takes as long.
-    """
+    """Both halves, and cancellation, with clients that come by TLS."""
     install(session, *tools("trustme"))
-    names = ("gate", "guard", "lock")
-    paths = [f"{half}/test_{name}.py" for half in HALVES for name in names]
     # asyncio leaves the socket of a handshake that is cancelled to the collector.
     runner = "pytest -W ignore:unclosed:ResourceWarning"
     env = {"FENCEKIT_TEST_TOPOLOGY": "tls"}
-    suite(session, *paths, "tests/test_cancel.py", runner=runner, env=env)
+    suite(session, *HALVES, "tests/test_cancel.py", runner=runner, env=env)
 
 
 @nox.session

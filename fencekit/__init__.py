@@ -3,6 +3,7 @@
 * ``AsyncGuard`` / ``IdempotencyGuard``: a named job starts once and its result is remembered.
 * ``AsyncLock`` / ``DistributedLock``: one live holder per resource, with a growing fencing token.
 * ``AsyncFenceGate`` / ``FenceGate``: Redis writes that refuse an older token.
+* ``fenced_update``, ``fencekit.sql``, ``fencekit.django``: SQL writes that refuse an older token.
 
 The classes with ``Async`` take a ``redis.asyncio`` client, the others a ``redis.Redis`` client.
 """
@@ -31,6 +32,10 @@ from fencekit.errors import (
     LockNotOwned,
     LockReentered,
     ResultTooLarge,
+    RowCountUnknown,
+    RowExists,
+    RowMissing,
+    UnexpectedRows,
 )
 from fencekit.records import (
     BeginOutcome,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from fencekit._sync.gate import FenceGate, FencePipeline
     from fencekit._sync.guard import IdempotencyGuard
     from fencekit._sync.lock import DistributedLock
+    from fencekit._updates import fenced_update
     from fencekit.keys import call_key, idempotency_key
 
 # Each half is loaded when it is first used: a blocking worker needs no event loop, nor the reverse.
@@ -65,6 +71,7 @@ _LAZY = {
     "IdempotencyGuard": "fencekit._sync.guard",
     "JsonCodec": "fencekit._codec",
     "call_key": "fencekit.keys",
+    "fenced_update": "fencekit._updates",
     "idempotency_key": "fencekit.keys",
 }
 
@@ -105,8 +112,13 @@ __all__ = [
     "LockNotOwned",
     "LockReentered",
     "ResultTooLarge",
+    "RowCountUnknown",
+    "RowExists",
+    "RowMissing",
+    "UnexpectedRows",
     "__version__",
     "call_key",
+    "fenced_update",
     "idempotency_key",
 ]
 

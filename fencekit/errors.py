@@ -85,12 +85,58 @@ class FencedOutError(FenceKitError):
     """A write carried an older token than the newest one known for its resource; nothing was
     written.
 
-    ``token`` is the refused one, ``current`` the newest.
+    ``token`` is the refused one, ``current`` the newest. For an SQL write ``table`` names the table
+    and ``key`` the row, as a mapping, where the statement meant one row by its key.
     """
 
     resource: str = ""
     token: int = 0
     current: int = 0
+    table: str | None = None
+    key: Any = None
+
+
+class RowMissing(FenceKitError):
+    """No row, or fewer rows than the caller expected, are what a fenced SQL write meant.
+
+    Nothing that it meant carries a newer token. ``written`` rows were written: roll back if that is
+    not what you want.
+    """
+
+    table: str = ""
+    key: Any = None
+    token: int = 0
+    written: int = 0
+
+
+class RowExists(FenceKitError):
+    """A fenced insert found its row already there, with no newer token; nothing was written."""
+
+    table: str = ""
+    key: Any = None
+    token: int = 0
+
+
+class UnexpectedRows(FenceKitError):
+    """A fenced SQL write changed more rows than the caller said, or than its key can have.
+
+    ``written`` rows were written in the open transaction: roll back.
+    """
+
+    table: str = ""
+    token: int = 0
+    written: int = 0
+    expected: int = 0
+
+
+class RowCountUnknown(FenceKitError):
+    """The database driver does not say how many rows it wrote, so nobody knows what happened.
+
+    Roll back, and use a driver, or a statement, that can tell.
+    """
+
+    table: str = ""
+    token: int = 0
 
 
 class IdempotencyNotOwned(FenceKitError):

@@ -7,6 +7,7 @@ import multiprocessing
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -38,16 +39,30 @@ from fencekit import (
     LockNotOwned,
     LockReentered,
     ResultTooLarge,
+    RowCountUnknown,
+    RowExists,
+    RowMissing,
+    UnexpectedRows,
+    fenced_update,
     idempotency_key,
 )
+from fencekit.sql import execute_fenced, fenced_insert
 from fencekit.testing import RedisServer
+from tests.sql.drivers import Silent, engine_of
+from tests.sql.site import JOBS
 
 FACTS: dict[type[FenceKitError], dict[str, Any]] = {
     LockNotAcquired: {"resource": "a", "holder": "host/1/me", "retry_after": 1.5},
     LockReentered: {"resource": "a"},
     LockNotOwned: {"resource": "a", "token": 7, "reason": "it lapsed"},
     LeaseLost: {"resource": "a", "token": 7, "reason": "it lapsed"},
-    FencedOutError: {"resource": "a", "token": 41, "current": 42},
+    FencedOutError: {
+        "resource": "a", "token": 41, "current": 42, "table": "jobs", "key": {"id": 7},
+    },
+    RowMissing: {"table": "jobs", "key": {"id": 7}, "token": 41, "written": 1},
+    RowExists: {"table": "jobs", "key": {"id": 7}, "token": 41},
+    UnexpectedRows: {"table": "jobs", "token": 41, "written": 2, "expected": 1},
+    RowCountUnknown: {"table": "jobs", "token": 41},
     IdempotencyNotOwned: {
         "key": "k", "token": 7, "state": "done", "has_result": True, "result": {"paid": [990]},
     },
@@ -163,8 +178,8 @@ def test_busy_lost_and_not_owned_are_told_apart_and_none_is_redis_own() -> None:
 @pytest.fixture(scope="module")
 def errors() -> dict[type[FenceKitError], FenceKitError]:
     """One of each, raised by a verb on a real server."""
-    with RedisServer() as server, server.client() as client:
-        return dict(_raised(client))
+    with RedisServer() as server, server.client() as client, ExitStack() as stack:
+        return dict(_raised(client, stack))
 
 
 def wait_for_oneself(lock: DistributedLock) -> None:
@@ -172,7 +187,7 @@ def wait_for_oneself(lock: DistributedLock) -> None:
         lock.acquire("nested", wait=1)
 
 
-def _raised(client: Any) -> Iterator[tuple[type[FenceKitError], FenceKitError]]:
+def _raised(client: Any, stack: ExitStack) -> Iterator[tuple[type[FenceKitError], FenceKitError]]:
     lock = DistributedLock(client)
     guard = IdempotencyGuard(client, max_result=10)
     gate = FenceGate(client)
@@ -197,6 +212,7 @@ def _raised(client: Any) -> Iterator[tuple[type[FenceKitError], FenceKitError]]:
         DurabilityNotReached: lambda: lock.acquire("d", durability=Durability(2, timeout=0.01)),
         CanonicalizeError: lambda: idempotency_key({"a": [object()]}, namespace="n"),
     }
+    calls.update(_sql_calls(stack))
     gone = lock.acquire("gone", ttl=60)
     claim = guard.begin("running", lease=60, fingerprint="f1")
     guard.finish(guard.begin("done"), None)
@@ -213,6 +229,27 @@ def _raised(client: Any) -> Iterator[tuple[type[FenceKitError], FenceKitError]]:
     lock.release(handle)
 
 
+def _sql_calls(stack: ExitStack) -> dict[type[FenceKitError], Callable[[], Any]]:
+    """Calls on databases in memory; one of them has a driver that cannot count."""
+    engines = engine_of(), engine_of(Silent)
+    for engine in engines:
+        stack.callback(engine.dispose)
+    connection, silent = (stack.enter_context(engine.connect()) for engine in engines)
+    for each in (connection, silent):
+        JOBS.create(each)
+        each.execute(JOBS.insert(), [{"id": 1}, {"id": 2}])
+    update = fenced_update(JOBS, 41, where=JOBS.c.id < 3, values={"state": "x"})
+    missing = fenced_update(JOBS, 41, where=JOBS.c.id == 9, values={"state": "x"})
+    return {
+        RowMissing: lambda: execute_fenced(connection, missing),
+        RowExists: lambda: execute_fenced(
+            connection, fenced_insert(JOBS, 41, values={"id": 1, "state": "x"})
+        ),
+        UnexpectedRows: lambda: execute_fenced(connection, update, rows=1),
+        RowCountUnknown: lambda: execute_fenced(silent, update),
+    }
+
+
 @pytest.mark.parametrize("kind", FACTS, ids=lambda kind: kind.__name__)
 def test_a_message_is_one_sentence_that_names_what_it_is_about(
     kind: type[FenceKitError], errors: dict[type[FenceKitError], FenceKitError]
@@ -223,8 +260,8 @@ def test_a_message_is_one_sentence_that_names_what_it_is_about(
     assert "\n" not in message
     assert not message.endswith(".")
     assert not re.search(r"\. [A-Z]", message)
-    subject = getattr(error, "resource", "") or getattr(error, "key", "") or error.path  # type: ignore[attr-defined]
-    assert subject in message
+    names = (getattr(error, name, "") for name in ("resource", "table", "key", "path"))
+    assert next(filter(None, names)) in message
     for fact in ("token", "current", "size", "limit", "known", "wanted"):
         if getattr(error, fact, 0):
             assert str(getattr(error, fact)) in message

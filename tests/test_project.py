@@ -26,6 +26,7 @@ LAYERS = (
     ("_canonical", "_codec", "_commands"),
     ("_target",),
     ("keys",),
+    ("fencing", "_updates"),
     ("_policy",),
     ("_lease", "_terms"),
     ("_scripts",),

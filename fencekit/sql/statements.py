@@ -1,0 +1,313 @@
+"""Statements that refuse a row whose fence is newer than the writer's token. No I/O.
+
+Rules this module obeys:
+
+* The check is a part of the statement that writes (S1), whoever executes it.
+* A fence is set by the token alone, and only forward (S3).
+* What `execute_fenced` has to know travels with the statement, as an execution option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Update,
+    and_,
+    case,
+    delete,
+    insert,
+    literal,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+
+from fencekit import FenceToken
+from fencekit.fencing import token_value
+from fencekit.sql._target import FENCE, Target, check_where
+
+OPTION = "fencekit"
+
+Values = Mapping[Any, Any]
+S = TypeVar("S", Update, Delete, Insert)
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """What a fenced statement means, for whoever executes it."""
+
+    verb: str
+    target: Target
+    token: int
+    resource: str
+    where: ColumnElement[bool]
+    """The rows it means, fresh or not."""
+    key: dict[str, Any] | None = None
+    """The one row it means, where it names one by a unique key."""
+    most: int | None = None
+    """How many rows it can write at most, where that is known."""
+    values: dict[Any, Any] = field(default_factory=dict)
+    """What an UPDATE sets, by what the target calls it."""
+
+
+def _fenced(
+    verb: str,
+    target: Target,
+    token: FenceToken | int,
+    where: Any,
+    most: int | None = None,
+    values: Any = None,
+) -> Fenced:
+    key = target.pinned(where)
+    resource = token.resource if isinstance(token, FenceToken) else ""
+    number = token_value(token)
+    most = 1 if key is not None else most
+    setting = {} if values is None else target.values(values, number)
+    return Fenced(verb, target, number, resource, where, key, most, setting)
+
+
+def fenced_update(
+    target: Any, token: FenceToken | int, *, where: Any, values: Values, fence: Any = FENCE
+) -> Update:
+    """Return an UPDATE that also sets the fence, and passes over rows whose fence is newer.
+
+    ``target`` is a table, a mapped class or an alias of one; ``where`` a condition on it; the keys
+    of ``values`` are columns, attributes or their names. ``fence`` is the fence column, or its
+    name. Run it with `execute_fenced`, which raises if a row was refused; run otherwise, a refused
+    row is one that its ``rowcount`` lacks.
+
+    Raises ``TypeError`` or ``ValueError`` for a token, condition or column that cannot be meant.
+
+    >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
+    >>> from fencekit.sql import fence_token, fenced_update
+    >>> jobs = Table("jobs", MetaData(), Column("id", Integer, primary_key=True),
+    ...     Column("status", Text), fence_token())
+    >>> print(fenced_update(jobs, 41, where=jobs.c.id == 7, values={"status": "done"}))
+    UPDATE jobs SET status=:status, fence_token=:fence_token
+    WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token_1
+    """
+    found = Target(target, fence)
+    facts = _fenced("update", found, token, check_where(where), values=values)
+    statement = update(target).where(where, found.fresh(facts.token))
+    return _with(statement.values(facts.values), facts)
+
+
+def fenced_update_many(
+    target: Any,
+    token: FenceToken | int,
+    rows: Iterable[Values],
+    *,
+    key: Sequence[Any] | None = None,
+    fence: Any = FENCE,
+) -> Update:
+    """Return one UPDATE that sets other values in each of many rows, all with one token.
+
+    Each of ``rows`` maps the columns of ``key`` (the primary key unless given) and the columns to
+    set; all have the same columns. Otherwise as `fenced_update`.
+
+    >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
+    >>> from fencekit.sql import fence_token, fenced_update_many
+    >>> jobs = Table("jobs", MetaData(), Column("id", Integer, primary_key=True),
+    ...     Column("status", Text), fence_token())
+    >>> rows = [{"id": 1, "status": "done"}, {"id": 2, "status": "failed"}]
+    >>> statement = fenced_update_many(jobs, 41, rows)
+    """
+    found = Target(target, fence)
+    table = _rows_of(found, rows)
+    keys = _key_columns(found, key, table)
+    changed = [name for name in table[0] if name not in keys]
+    if not changed:
+        raise ValueError("rows have nothing but their key: name the columns to set")
+    where = _any_of(found, keys, table)
+    if len({tuple(row[name] for name in keys) for row in table}) < len(table):
+        raise ValueError("rows has one key twice: which of them is meant?")
+    values = {
+        name: case(
+            *(
+                (_is(found, keys, row), literal(row[name], found.source.c[name].type))
+                for row in table
+            ),
+            else_=found.source.c[name],
+        )
+        for name in changed
+    }
+    facts = _fenced("update", found, token, where, len(table), values)
+    statement = update(target).where(where, found.fresh(facts.token))
+    return _with(statement.values(facts.values), facts)
+
+
+def fenced_delete(
+    target: Any,
+    token: FenceToken | int,
+    *,
+    where: Any,
+    tombstone: Values | None = None,
+    fence: Any = FENCE,
+) -> Delete | Update:
+    """Return a DELETE that passes over rows whose fence is newer.
+
+    A row that is gone has no fence, so a stale insert could bring it back. With ``tombstone``, the
+    columns that mark a row as deleted, it becomes an UPDATE that keeps the row and its fence.
+    (`fenced_transaction` keeps the fence beside the table instead.) Otherwise as `fenced_update`.
+
+    >>> from sqlalchemy import Column, Integer, MetaData, Table, Boolean
+    >>> from fencekit.sql import fence_token, fenced_delete
+    >>> jobs = Table("jobs", MetaData(), Column("id", Integer, primary_key=True),
+    ...     Column("gone", Boolean), fence_token())
+    >>> print(fenced_delete(jobs, 41, where=jobs.c.id == 7))
+    DELETE FROM jobs WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token_1
+    >>> kept = fenced_delete(jobs, 41, where=jobs.c.id == 7, tombstone={"gone": True})
+    """
+    if tombstone is not None:
+        return fenced_update(target, token, where=where, values=tombstone, fence=fence)
+    found = Target(target, fence)
+    facts = _fenced("delete", found, token, check_where(where))
+    return _with(delete(target).where(where, found.fresh(facts.token)), facts)
+
+
+def fenced_insert(
+    target: Any,
+    token: FenceToken | int,
+    *,
+    values: Values | Iterable[Values],
+    key: Sequence[Any] | None = None,
+    fence: Any = FENCE,
+) -> Insert:
+    """Return an INSERT of one row or many, with the token as their fence.
+
+    A row that is there already, by ``key`` (the primary key unless given), stays as it is and the
+    transaction stays usable; `execute_fenced` raises ``FencedOutError`` if its fence is newer,
+    ``RowExists`` if not. Rows without their key, which the database numbers, are always new.
+
+    >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
+    >>> from fencekit.sql import fence_token, fenced_insert
+    >>> jobs = Table("jobs", MetaData(), Column("id", Integer, primary_key=True),
+    ...     Column("status", Text), fence_token())
+    >>> statement = fenced_insert(jobs, 41, values={"id": 7, "status": "new"})
+    """
+    found = _inserted(target, fence)
+    rows = _rows_of(found, values)
+    number = token_value(token)
+    full = [found.values(row, number) for row in rows]
+    names = [column.key for column in found.table.primary_key]
+    if key is None and not all(name in rows[0] for name in names):
+        where = found.fence.is_(None) & found.fence.is_not(None)  # none can be there
+        plain = insert(target).values(full)
+        return _with(plain, _fenced("insert", found, token, where, len(rows)))
+    keys = _key_columns(found, key, rows)
+    statement = postgresql.insert(target).values(full)  # SQLite compiles it as well
+    statement = statement.on_conflict_do_nothing(index_elements=[found.table.c[k] for k in keys])
+    return _with(statement, _fenced("insert", found, token, _any_of(found, keys, rows), len(rows)))
+
+
+def fenced_upsert(
+    target: Any,
+    token: FenceToken | int,
+    *,
+    values: Values | Iterable[Values],
+    key: Sequence[Any] | None = None,
+    update: Sequence[Any] | None = None,
+    fence: Any = FENCE,
+) -> Insert:
+    """Return an INSERT that updates a row which is there already, unless its fence is newer.
+
+    ``key`` are the columns of the unique key, the primary key unless given; ``update`` those that
+    an existing row takes over from ``values``, all others than the key unless given. A row that was
+    deleted comes back: see `fenced_delete`.
+
+    >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
+    >>> from fencekit.sql import fence_token, fenced_upsert
+    >>> jobs = Table("jobs", MetaData(), Column("id", Integer, primary_key=True),
+    ...     Column("status", Text), fence_token())
+    >>> statement = fenced_upsert(jobs, 41, values={"id": 7, "status": "done"})
+    """
+    found = _inserted(target, fence)
+    rows = _rows_of(found, values)
+    keys = _key_columns(found, key, rows)
+    if update is None:
+        taken = [name for name in rows[0] if name not in keys]
+    else:
+        taken = [found.column(name, "one of update").key for name in update]
+        strange = [name for name in taken if name not in rows[0]]
+        if strange:
+            raise ValueError(f"update names {', '.join(strange)}, which values does not have")
+    number = token_value(token)
+    statement = postgresql.insert(target).values([found.values(row, number) for row in rows])
+    statement = statement.on_conflict_do_update(  # SQLite compiles it as well
+        index_elements=[found.table.c[name] for name in keys],
+        set_={
+            found.table.c[name].name: statement.excluded[found.table.c[name].name]
+            for name in (*taken, found.fence.key)
+        },
+        where=found.fresh(number),
+    )
+    return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))
+
+
+def _with(statement: S, facts: Fenced) -> S:
+    return statement.execution_options(**{OPTION: facts})
+
+
+def _inserted(target: Any, fence: Any) -> Target:
+    found = Target(target, fence)
+    if found.source is not found.table:
+        raise TypeError("an INSERT has no alias: pass the table or the class itself")
+    return found
+
+
+def _rows_of(target: Target, given: Any) -> list[dict[str, Any]]:
+    """The rows by the keys of their columns; all have the same."""
+    rows = [given] if isinstance(given, Mapping) else list(given)
+    if not rows:
+        raise ValueError("there are no rows to write")
+    table = []
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is a mapping of columns, not {type(row).__name__}")
+        table.append({target.column(name, "a key of a row").key: row[name] for name in row})
+    if any(row.keys() != table[0].keys() for row in table):
+        raise ValueError("all rows have the same columns")
+    return table
+
+
+def _key_columns(
+    target: Target, key: Sequence[Any] | None, rows: list[dict[str, Any]]
+) -> list[str]:
+    if isinstance(key, str):
+        raise TypeError(f"key is a sequence of columns, not {key!r}: add a comma")
+    named = target.table.primary_key if key is None else key
+    names = [target.column(column, "one of key").key for column in named]
+    if not names:
+        raise ValueError(f"table {target.name} has no primary key: pass key=")
+    for name in names:
+        if name not in rows[0]:
+            raise ValueError(f"the rows do not say {name}, which is a part of their key")
+        if any(
+            hasattr(row[name], "__clause_element__") or isinstance(row[name], ColumnElement)
+            for row in rows
+        ):
+            raise TypeError(f"{name} is a part of the key: give its value, not an expression")
+    return names
+
+
+def _is(target: Target, keys: list[str], row: dict[str, Any]) -> ColumnElement[bool]:
+    return and_(*(target.source.c[name] == row[name] for name in keys))
+
+
+def _any_of(target: Target, keys: list[str], rows: list[dict[str, Any]]) -> ColumnElement[bool]:
+    """The rows that have one of those keys."""
+    if len(rows) == 1:
+        return _is(target, keys, rows[0])
+    columns = [target.source.c[name] for name in keys]
+    if len(columns) == 1:
+        return columns[0].in_([row[keys[0]] for row in rows])
+    found: ColumnElement[bool] = tuple_(*columns).in_(
+        [tuple(row[name] for name in keys) for row in rows]
+    )
+    return found

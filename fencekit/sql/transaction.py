@@ -1,0 +1,194 @@
+"""A whole transaction under a token: the resource's row of fences is held until its end.
+
+Rules this module obeys:
+
+* The row is taken in one statement, which refuses an older token (S1), and stays locked until the
+  transaction ends (S5).
+* Several rows are taken in one order, so that two holders of both never wait for each other.
+* Without a transaction nothing would be held: that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, Table, and_, case, func, or_, select
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import Session
+
+from fencekit import FenceToken
+from fencekit.fencing import check_sequence, in_order, refusal, stored
+from fencekit.sql._running import connection_of, is_async, run
+from fencekit.sql.tables import FENCES
+
+C = TypeVar("C")
+Tokens = FenceToken | Iterable[FenceToken]
+
+
+class fenced_transaction(Generic[C]):
+    """Fence everything that a transaction does: nothing in it commits under an older token.
+
+    ``with`` (or ``async with``) begins a transaction and ends it, or joins the one that is open and
+    leaves its end to whoever began it. ``token`` is one `FenceToken`, or several. A holder with a
+    newer token waits until the transaction has ended. ``sequence``, a number, orders what one
+    holder writes: of the same token only a larger one passes.
+
+    In a savepoint that is rolled back the fence is gone too.
+
+    Raises ``FencedOutError`` before the body starts. At REPEATABLE READ and SERIALIZABLE a race
+    ends in the database's serialization failure, here or at the commit: repeat the transaction.
+
+    >>> from sqlalchemy import create_engine, text
+    >>> from fencekit import FenceToken
+    >>> from fencekit.sql import fenced_transaction, metadata
+    >>> engine = create_engine("sqlite://")
+    >>> metadata.create_all(engine)
+    >>> with engine.connect() as connection:
+    ...     with fenced_transaction(connection, FenceToken(42, "order:7")):
+    ...         _ = connection.execute(text("SELECT 1"))
+    >>> with engine.connect() as connection:
+    ...     with fenced_transaction(connection, FenceToken(41, "order:7")):
+    ...         ...  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fencekit.errors.FencedOutError: token 41 of 'order:7' is older than 42, ...
+    """
+
+    def __init__(
+        self,
+        connection: C,
+        token: Tokens,
+        *,
+        sequence: int | None = None,
+        table: Table = FENCES,
+    ) -> None:
+        self._async = is_async(connection)
+        self._connection = connection
+        self._tokens = in_order(token)
+        self._sequence = check_sequence(sequence)
+        self._table = table
+        self._own = Own()
+
+    def __enter__(self) -> C:
+        if self._async:
+            raise TypeError("this connection is asyncio's: use 'async with'")
+        self._enter(self._connection)
+        return self._connection
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._own.end(kind, error, traceback)
+
+    async def __aenter__(self) -> C:
+        if not self._async:
+            raise TypeError("this connection is a blocking one: use 'with'")
+        await run(self._connection, self._enter)
+        return self._connection
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await run(self._connection, lambda _: self._own.end(kind, error, traceback))
+
+    def _enter(self, given: Any) -> None:
+        with self._own.begun(given):
+            take(given, self._tokens, self._sequence, self._table)
+
+
+class Own:
+    """The transaction that a block began by itself; nothing if one was open."""
+
+    def __init__(self) -> None:
+        self._begun: Any = None
+
+    def begun(self, given: Any) -> Own:
+        """Begin one if none is open; used as a context, ends it if what follows fails."""
+        if not given.in_transaction():
+            self._begun = given.begin()
+            self._begun.__enter__()
+        return self
+
+    @property
+    def open(self) -> bool:
+        return self._begun is not None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if kind is not None:
+            self.end(kind, error, traceback)
+
+    def end(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Commit it, or roll it back after an error; nothing if it is not ours."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.__exit__(kind, error, traceback)
+
+
+def held(given: Connection | Session, table: Table) -> Connection:
+    """The connection, which is in a transaction; ValueError where each statement commits itself."""
+    connection = connection_of(given, table=table)
+    dialect = connection.dialect.name
+    if dialect not in ("postgresql", "sqlite"):
+        raise NotImplementedError(
+            f"this needs INSERT ... ON CONFLICT, which {dialect} does not have: use fenced_update"
+        )
+    level = connection.get_execution_options().get("isolation_level")
+    if level == "AUTOCOMMIT" or _commits_by_itself(connection):
+        raise ValueError("the connection is in AUTOCOMMIT, so nothing would be held: begin one")
+    return connection
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    driver = connection.connection.dbapi_connection
+    return getattr(driver, "autocommit", None) is True
+
+
+def take(
+    given: Connection | Session, tokens: list[FenceToken], sequence: int | None, table: Table
+) -> None:
+    """Take the rows of these resources, or raise FencedOutError."""
+    connection = held(given, table)
+    rows = [
+        {
+            "kind": token.kind,
+            "resource": stored(token.resource, "resource"),
+            "token": token.value,
+            "sequence": sequence or 0,
+            "at": func.now(),
+        }
+        for token in tokens
+    ]
+    statement = postgresql.insert(table).values(rows)  # SQLite compiles it as well
+    new = statement.excluded
+    same = table.c.token == new.token
+    if sequence is None:
+        fresh = table.c.token <= new.token
+        position: Any = case((same, table.c.sequence), else_=0)
+    else:
+        fresh = or_(table.c.token < new.token, and_(same, table.c.sequence < new.sequence))
+        position = new.sequence
+    statement = statement.on_conflict_do_update(
+        index_elements=[table.c.kind, table.c.resource],
+        set_={"token": new.token, "sequence": position, "at": func.now()},
+        where=fresh,
+    )
+    taken = connection.execute(statement.returning(table.c.kind, table.c.resource)).all()
+    if len(taken) == len(rows):
+        return
+    known = set(map(tuple, taken))
+    missing = next(row for row in rows if (row["kind"], row["resource"]) not in known)
+    token = tokens[rows.index(missing)]
+    now = select(table.c.token, table.c.sequence).where(
+        table.c.kind == missing["kind"], table.c.resource == missing["resource"]
+    )
+    row = connection.execute(now).one()
+    raise refusal(token, sequence, table.fullname, int(row.token), int(row.sequence))

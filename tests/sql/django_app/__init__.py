@@ -1,0 +1,1 @@
+"""An app of a user's, with a fenced model."""
