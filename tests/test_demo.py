@@ -443,6 +443,8 @@ def half_way(folder: Path, lease: str = "30") -> Iterator[HalfWay]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell starts what runs in its background with Ctrl-C ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     workers: list[int] = []
     try:

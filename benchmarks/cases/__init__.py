@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.cases import crowds, fairness, growth, handover, holding, memory, single, threads
+from benchmarks.cases import (
+    crowds,
+    fairness,
+    growth,
+    handover,
+    holding,
+    memory,
+    single,
+    sql,
+    threads,
+)
 from benchmarks.race import Case
 
 CASES: dict[str, tuple[str, Case]] = {
@@ -18,5 +28,6 @@ CASES: dict[str, tuple[str, Case]] = {
     "10": ("cost growth with keys and with waiters", growth.growth),
     "11": ("import", memory.importing),
     "12": ("throughput in 8 greenlets and in 8 threads", threads.throughput),
+    "13": ("an UPDATE with a fence, beside the plain one and other ways", sql.updates),
     "fairness": ("one lock, five processes, holds of 1 ms", fairness.line),
 }

@@ -79,14 +79,15 @@ class Target:
         passes: ColumnElement[bool] = self.fence <= token
         return or_(self.fence.is_(None), passes) if self.fence.nullable else passes
 
-    def values(self, given: Any, token: int) -> dict[Any, Any]:
-        """The values by column, with the fence's."""
+    def values(self, given: Any, token: int, *, plain: bool = False) -> dict[Any, Any]:
+        """The values by what the target calls the columns, or by column; with the fence's."""
         if not isinstance(given, Mapping):
             raise TypeError(f"values is a mapping of columns, not {type(given).__name__}")
-        found = {self.key_of(self.column(name, "a key of values")): v for name, v in given.items()}
+        called = (lambda column: self.table.c[column.key]) if plain else self.key_of
+        found = {called(self.column(name, "a key of values")): v for name, v in given.items()}
         if len(found) < len(given):
             raise ValueError("values names a column twice")
-        own = self.key_of(self.fence)
+        own = called(self.fence)
         if own in found:
             raise ValueError(f"values sets {self.fence.name}, which the token sets: leave it out")
         return {**found, own: token}

@@ -22,7 +22,7 @@ from fencekit import Codec, IdempotencyConflict, JsonCodec
 from fencekit.fencing import in_order, stored
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, is_async, run
 from fencekit.sql.tables import FENCES, OPERATIONS
-from fencekit.sql.transaction import Own, Tokens, held, take
+from fencekit.sql.transaction import Own, Tokens, check_held, held, take
 
 C = TypeVar("C")
 
@@ -279,7 +279,9 @@ def _claim(given: Connection | Session, wanted: _Request, text: str | None) -> A
     statement = statement.on_conflict_do_nothing(index_elements=[table.c.key])
     known = select(table.c.fingerprint, table.c.result).where(table.c.key == wanted.key)
     while True:
-        if connection.execute(statement.returning(literal_column("1"))).all():
+        first = connection.execute(statement.returning(literal_column("1"))).all()
+        check_held(connection)
+        if first:
             return None
         row = connection.execute(known).one_or_none()
         if row is not None:  # else it was purged in between

@@ -194,14 +194,14 @@ def fenced_insert(
     found = _inserted(target, fence)
     rows = _rows_of(found, values)
     number = token_value(token)
-    full = [found.values(row, number) for row in rows]
+    full = [found.values(row, number, plain=True) for row in rows]
     names = [column.key for column in found.table.primary_key]
     if key is None and not all(name in rows[0] for name in names):
         where = found.fence.is_(None) & found.fence.is_not(None)  # none can be there
-        plain = insert(target).values(full)
+        plain = insert(found.table).values(full)
         return _with(plain, _fenced("insert", found, token, where, len(rows)))
     keys = _key_columns(found, key, rows)
-    statement = postgresql.insert(target).values(full)  # SQLite compiles it as well
+    statement = postgresql.insert(found.table).values(full)  # SQLite compiles it as well
     statement = statement.on_conflict_do_nothing(index_elements=[found.table.c[k] for k in keys])
     return _with(statement, _fenced("insert", found, token, _any_of(found, keys, rows), len(rows)))
 
@@ -238,13 +238,12 @@ def fenced_upsert(
         if strange:
             raise ValueError(f"update names {', '.join(strange)}, which values does not have")
     number = token_value(token)
-    statement = postgresql.insert(target).values([found.values(row, number) for row in rows])
+    statement = postgresql.insert(found.table).values(
+        [found.values(row, number, plain=True) for row in rows]
+    )
     statement = statement.on_conflict_do_update(  # SQLite compiles it as well
         index_elements=[found.table.c[name] for name in keys],
-        set_={
-            found.table.c[name].name: statement.excluded[found.table.c[name].name]
-            for name in (*taken, found.fence.key)
-        },
+        set_={found.table.c[name]: statement.excluded[name] for name in (*taken, found.fence.key)},
         where=found.fresh(number),
     )
     return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))

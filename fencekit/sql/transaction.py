@@ -148,8 +148,13 @@ def held(given: Connection | Session, table: Table) -> Connection:
 
 
 def _commits_by_itself(connection: Connection) -> bool:
-    driver = connection.connection.dbapi_connection
-    return getattr(driver, "autocommit", None) is True
+    return getattr(connection.connection.dbapi_connection, "autocommit", None) is True
+
+
+def check_held(connection: Connection) -> None:
+    """After a write: sqlite3 only then knows whether a transaction is open."""
+    if not getattr(connection.connection.driver_connection, "in_transaction", True):
+        raise ValueError("the connection is in AUTOCOMMIT, so nothing is held: begin a transaction")
 
 
 def take(
@@ -182,6 +187,7 @@ def take(
         where=fresh,
     )
     taken = connection.execute(statement.returning(table.c.kind, table.c.resource)).all()
+    check_held(connection)
     if len(taken) == len(rows):
         return
     known = set(map(tuple, taken))

@@ -17,6 +17,7 @@ from sqlalchemy import (
     UniqueConstraint,
     create_engine,
     delete,
+    event,
     select,
 )
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -90,7 +91,7 @@ class Place:
     """A database, and one kind of connection to it."""
 
     def __init__(self, kind: str, url: str, **options: Any) -> None:
-        self.kind = kind
+        self.kind, self.url = kind, url
         driver, self.waits, self.session = KINDS[kind]
         self.postgres = driver.startswith("postgresql")
         full = url.replace("postgresql", driver, 1) if self.postgres else f"{driver}:///{url}"
@@ -133,6 +134,13 @@ class Place:
         else:
             with made as given:
                 yield given
+
+    def sent(self) -> list[str]:
+        """What is sent to the database from now on, a statement each."""
+        sent: list[str] = []
+        engine: Any = self.engine.sync_engine if self.waits else self.engine  # type: ignore[union-attr]
+        event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
+        return sent
 
     async def rows(self, table: Any = JOBS) -> list[tuple[Any, ...]]:
         """All rows, as everybody sees them now."""

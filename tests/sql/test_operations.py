@@ -148,14 +148,19 @@ async def test_names_that_a_database_would_not_take_are_stored_all_the_same(plac
 
 
 async def test_without_a_transaction_nothing_runs(place: Place) -> None:
-    if place.postgres:
-        async with place.idle(plain=True, isolation_level="AUTOCOMMIT") as given:
+    level: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+    for of_engine, of_connection in ((level, {}), ({}, level)):
+        other = Place(place.kind, place.url, **of_engine)
+        async with other.idle(plain=True, **of_connection) as given:
             with pytest.raises(ValueError, match="AUTOCOMMIT"):
                 async with inside(fenced_transaction(given, token(5))):
                     raise AssertionError("the body ran")
             with pytest.raises(ValueError, match="AUTOCOMMIT"):
                 await done(apply_once(given, "a"))
-    assert await place.rows(FENCES) == []
+            with pytest.raises(ValueError, match="AUTOCOMMIT"):
+                async with inside(operation(given, "b")):
+                    raise AssertionError("the body ran")
+        await other.close()
 
 
 # Once
@@ -264,6 +269,14 @@ async def test_what_is_old_is_forgotten_in_batches(place: Place) -> None:
                 counts.append(await done(purge(given, timedelta(days=30), batch=3)))
         assert counts == [3, 1, 0]
         assert len(await place.rows(table)) == 1
+
+
+async def test_a_fence_and_an_operation_cost_a_statement_each(place: Place) -> None:
+    sent = place.sent()
+    async with place.idle() as given, inside(fenced_transaction(given, [token(5), token(7, "b")])):
+        assert len(sent) == 1
+        assert (await done(apply_once(given, "pay:7", result=1))).first
+        assert len(sent) == 2
 
 
 # Together

@@ -170,11 +170,12 @@ async def test_an_upsert_inserts_or_updates_unless_the_row_is_newer(
     with pytest.raises(FencedOutError) as refused:
         await run(place, fenced_upsert(target, 5, values={"id": 1, "state": "stale"}))
     assert (refused.value.current, refused.value.key) == (6, {"id": 1})
-    rows = [{"id": n, "state": f"s{n}"} for n in (1, 2, 3)]
+    tries = "attempts" if target is JOBS else Job.tries
+    rows = [{"id": n, "state": f"s{n}", tries: n} for n in (1, 2, 3)]
     with pytest.raises(FencedOutError):
         await run(place, fenced_upsert(target, 5, values=rows))
     assert (await run(place, fenced_upsert(target, 7, values=rows))).count == 3
-    assert [row[:2] for row in await place.rows()] == [(1, "s1"), (2, "s2"), (3, "s3")]
+    assert await place.rows() == [(1, "s1", 1, 7), (2, "s2", 2, 7), (3, "s3", 3, 7)]
 
 
 async def test_an_upsert_by_another_key_updates_what_it_is_told_to(place: Place) -> None:
@@ -263,3 +264,29 @@ async def test_the_statement_alone_writes_only_fresh_rows(place: Place) -> None:
         stale = await done(given.execute(to(JOBS, 7, 1, "stale")))
         fresh = await done(given.execute(to(JOBS, 7, 2, "fresh")))
         assert (stale.rowcount, fresh.rowcount) == (0, 1)
+
+
+@pytest.mark.parametrize("place", [k for k in KINDS if "sqlite" not in k], indirect=True)
+async def test_postgresql_writes_and_tells_in_one_statement(place: Place) -> None:
+    # S2
+    await place.fill(JOBS, {"id": 1, "fence_token": 8}, {"id": 2})
+    many = fenced_update(JOBS, 7, where=true(), values={"state": "x"})
+    told: list[tuple[Any, type[Exception] | None]] = [
+        (to(JOBS, 7, 2, "fresh"), None),
+        (to(Job, 7, 2, "fresh"), None),
+        (to(JOBS, 7, 1, "stale"), FencedOutError),
+        (to(JOBS, 7, 3, "missing"), RowMissing),
+        (many, FencedOutError),
+        (fenced_upsert(JOBS, 7, values={"id": 1}), FencedOutError),
+        (fenced_delete(JOBS, 7, where=JOBS.c.id == 1), FencedOutError),
+        (fenced_insert(JOBS, 7, values={"id": 1}), FencedOutError),
+    ]
+    for statement, error in told:
+        sent = place.sent()
+        async with place.open() as given:
+            if error is None:
+                await done(execute_fenced(given, statement))
+            else:
+                with pytest.raises(error):
+                    await done(execute_fenced(given, statement))
+        assert len(sent) == 1, sent
