@@ -444,7 +444,7 @@ def half_way(folder: Path, lease: str = "30") -> Iterator[HalfWay]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A shell starts what runs in its background with Ctrl-C ignored, and that is inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     workers: list[int] = []
     try:
