@@ -44,11 +44,12 @@ PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
 HALVES = ("tests/_async", "tests/_sync")
 # About the scripts or this repository: the Python does not matter, nor is it coverage's business.
 ONCE = tuple(f"tests/test_{name}.py" for name in ("generator", "model", "project", "scripts"))
-# About the servers: the Python does not matter.
-SERVERS = (
-    *(f"tests/test_testing_{name}.py" for name in ("groups", "postgres", "servers")),
-    "tests/sql/test_races.py",
+# About servers, processes and counts: the Python does not matter.
+ONE_PYTHON = (
+    *sorted(str(path) for path in Path("tests").glob("test_testing_*.py")),
+    "tests/test_costs.py",
     "tests/sql/test_crashes.py",
+    "tests/sql/test_races.py",
 )
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
@@ -150,7 +151,7 @@ def tests(session: nox.Session) -> None:
     if session.python != MEASURED:
         # The session `oldest` has the halves on that Python.
         halves = HALVES if session.python == PYTHONS[0] else ()
-        suite(session, *leaving_out(*ONCE, *SERVERS, *halves), env=client)
+        suite(session, *leaving_out(*ONCE, *ONE_PYTHON, *halves), env=client)
         return
     data = {**client, "COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
@@ -180,7 +181,7 @@ def oldest_sql(session: nox.Session) -> None:
     extras = PROJECT["optional-dependencies"]
     drivers = tools("aiosqlite", "alembic", "asyncpg", "psycopg")
     install_for_halves(session, *floors(*extras["sql"], *extras["django"], *drivers))
-    suite(session, "tests/sql", *leaving_out(*SERVERS))
+    suite(session, "tests/sql", *leaving_out(*ONE_PYTHON))
 
 
 @nox.session

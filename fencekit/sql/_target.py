@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from sqlalchemy import (
     BigInteger,
@@ -29,7 +29,6 @@ class Target:
     """A table, mapped class or alias, with its fence column."""
 
     def __init__(self, given: Any, fence: Any = FENCE) -> None:
-        self.given = given
         self.mapper: Mapper[Any] | None = None
         try:
             found: Any = inspect(given)
@@ -71,8 +70,11 @@ class Target:
     def key_of(self, column: Any) -> Any:
         """What ``values()`` of a statement on this target calls the column."""
         if self.mapper is None:
-            return self.table.c[column.key]
+            return self._plain(column)
         return self.mapper.get_property_by_column(self.table.c[column.key]).key
+
+    def _plain(self, column: Any) -> Any:
+        return self.table.c[column.key]
 
     def fresh(self, token: int) -> ColumnElement[bool]:
         """Whether a row admits a write with this token. NULL is "never fenced", and admits it."""
@@ -83,7 +85,7 @@ class Target:
         """The values by what the target calls the columns, or by column; with the fence's."""
         if not isinstance(given, Mapping):
             raise TypeError(f"values is a mapping of columns, not {type(given).__name__}")
-        called = (lambda column: self.table.c[column.key]) if plain else self.key_of
+        called: Callable[[Any], Any] = self._plain if plain else self.key_of
         found = {called(self.column(name, "a key of values")): v for name, v in given.items()}
         if len(found) < len(given):
             raise ValueError("values names a column twice")
@@ -118,7 +120,21 @@ class Target:
                 yield str(name), other.effective_value
 
     def _is_own(self, expression: Any, name: Any) -> bool:
-        return name in self.source.c and bool(self.source.c[name].compare(expression))
+        own = self.source.c.get(name)
+        return own is not None and (own is expression or bool(own.compare(expression)))
+
+
+def target_of(given: Any, fence: Any = FENCE) -> Target:
+    """The target, remembered at its table, where SQLAlchemy has a place for such things."""
+    found: Any = given if isinstance(given, Table) else inspect(given, raiseerr=False)
+    table = found.local_table if isinstance(found, Mapper) else found
+    if not isinstance(table, Table) or not isinstance(fence, str):
+        return Target(given, fence)
+    key = ("fencekit", found, fence)  # a copied table comes with what was remembered
+    known = table.info.get(key)
+    if known is None:
+        known = table.info[key] = Target(given, fence)
+    return cast(Target, known)
 
 
 def check_where(where: object) -> ColumnElement[bool]:

@@ -10,7 +10,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from sqlalchemy import (
@@ -105,6 +105,9 @@ def _execute(
     given: Connection | Session, statement: Statement, facts: Fenced, rows: int | None
 ) -> Written:
     target = facts.target
+    key = target.pinned(facts.where)
+    if key is not None:
+        facts = replace(facts, key=key, most=1)
     connection = connection_of(given, target.mapper, target.table)
     dialect = connection.dialect.name
     if facts.verb in ("insert", "upsert") and dialect not in ("postgresql", "sqlite"):

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Generic, TypeVar, overload
 
-from sqlalchemy import Connection, Table, delete, func, literal_column, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
@@ -263,35 +264,43 @@ def _encoded(result: Any, wanted: _Request) -> str | None:
     return None if result is None else wanted.codec.encode(result).decode()
 
 
+@lru_cache(maxsize=16)
+def _claiming(table: Table) -> tuple[Any, Any]:
+    """The statements that claim an operation and that look at it, made once."""
+    claim = postgresql.insert(table).values(at=func.now())  # SQLite compiles it as well
+    claim = claim.on_conflict_do_nothing(index_elements=[table.c.key])
+    look = select(table.c.fingerprint, table.c.result).where(table.c.key == bindparam("wanted"))
+    return claim.returning(literal_column("1")), look
+
+
 def _claim(given: Connection | Session, wanted: _Request, text: str | None) -> Applied | None:
     """None if the operation is the caller's to apply, else what became of it before."""
     connection = held(given, wanted.table)
     if wanted.tokens:
         take(given, list(wanted.tokens), None, wanted.fences)
-    table = wanted.table
-    statement = postgresql.insert(table).values(  # SQLite compiles it as well
-        key=wanted.key,
-        token=wanted.tokens[0].value if wanted.tokens else None,
-        fingerprint=wanted.fingerprint,
-        result=text,
-        at=func.now(),
-    )
-    statement = statement.on_conflict_do_nothing(index_elements=[table.c.key])
-    known = select(table.c.fingerprint, table.c.result).where(table.c.key == wanted.key)
+    claim, look = _claiming(wanted.table)
+    row = {
+        "key": wanted.key,
+        "token": wanted.tokens[0].value if wanted.tokens else None,
+        "fingerprint": wanted.fingerprint,
+        "result": text,
+    }
     while True:
-        first = connection.execute(statement.returning(literal_column("1"))).all()
+        first = connection.execute(claim, row).all()
         check_held(connection)
         if first:
             return None
-        row = connection.execute(known).one_or_none()
-        if row is not None:  # else it was purged in between
+        known = connection.execute(look, {"wanted": wanted.key}).one_or_none()
+        if known is not None:  # else it was purged in between
             break
-    if wanted.fingerprint is not None and row.fingerprint not in (None, wanted.fingerprint):
+    if wanted.fingerprint is not None and known.fingerprint not in (None, wanted.fingerprint):
         raise IdempotencyConflict(
             f"operation {wanted.key!r} is known with another fingerprint: the same key was used "
             "for different input",
             key=wanted.key,
             fingerprint=wanted.fingerprint,
-            known=row.fingerprint,
+            known=known.fingerprint,
         )
-    return Applied(False, None if row.result is None else wanted.codec.decode(row.result.encode()))
+    if known.result is None:
+        return Applied(False, None)
+    return Applied(False, wanted.codec.decode(known.result.encode()))

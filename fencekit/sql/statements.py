@@ -30,7 +30,7 @@ from sqlalchemy.dialects import postgresql
 
 from fencekit import FenceToken
 from fencekit.fencing import token_value
-from fencekit.sql._target import FENCE, Target, check_where
+from fencekit.sql._target import FENCE, Target, check_where, target_of
 
 OPTION = "fencekit"
 
@@ -48,12 +48,12 @@ class Fenced:
     resource: str
     where: ColumnElement[bool]
     """The rows it means, fresh or not."""
-    key: dict[str, Any] | None = None
-    """The one row it means, where it names one by a unique key."""
     most: int | None = None
     """How many rows it can write at most, where that is known."""
     values: dict[Any, Any] = field(default_factory=dict)
     """What an UPDATE sets, by what the target calls it."""
+    key: dict[str, Any] | None = None
+    """The one row it means, where it names one by a unique key. Found out when it is executed."""
 
 
 def _fenced(
@@ -64,12 +64,10 @@ def _fenced(
     most: int | None = None,
     values: Any = None,
 ) -> Fenced:
-    key = target.pinned(where)
     resource = token.resource if isinstance(token, FenceToken) else ""
     number = token_value(token)
-    most = 1 if key is not None else most
     setting = {} if values is None else target.values(values, number)
-    return Fenced(verb, target, number, resource, where, key, most, setting)
+    return Fenced(verb, target, number, resource, where, most, setting)
 
 
 def fenced_update(
@@ -92,7 +90,7 @@ def fenced_update(
     UPDATE jobs SET status=:status, fence_token=:fence_token
     WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token_1
     """
-    found = Target(target, fence)
+    found = target_of(target, fence)
     facts = _fenced("update", found, token, check_where(where), values=values)
     statement = update(target).where(where, found.fresh(facts.token))
     return _with(statement.values(facts.values), facts)
@@ -118,7 +116,7 @@ def fenced_update_many(
     >>> rows = [{"id": 1, "status": "done"}, {"id": 2, "status": "failed"}]
     >>> statement = fenced_update_many(jobs, 41, rows)
     """
-    found = Target(target, fence)
+    found = target_of(target, fence)
     table = _rows_of(found, rows)
     keys = _key_columns(found, key, table)
     changed = [name for name in table[0] if name not in keys]
@@ -166,7 +164,7 @@ def fenced_delete(
     """
     if tombstone is not None:
         return fenced_update(target, token, where=where, values=tombstone, fence=fence)
-    found = Target(target, fence)
+    found = target_of(target, fence)
     facts = _fenced("delete", found, token, check_where(where))
     return _with(delete(target).where(where, found.fresh(facts.token)), facts)
 
@@ -198,10 +196,12 @@ def fenced_insert(
     names = [column.key for column in found.table.primary_key]
     if key is None and not all(name in rows[0] for name in names):
         where = found.fence.is_(None) & found.fence.is_not(None)  # none can be there
-        plain = insert(found.table).values(full)
+        plain = insert(found.table).values(_one_or_all(full))
         return _with(plain, _fenced("insert", found, token, where, len(rows)))
     keys = _key_columns(found, key, rows)
-    statement = postgresql.insert(found.table).values(full)  # SQLite compiles it as well
+    statement = postgresql.insert(found.table).values(
+        _one_or_all(full)
+    )  # SQLite compiles it as well
     statement = statement.on_conflict_do_nothing(index_elements=[found.table.c[k] for k in keys])
     return _with(statement, _fenced("insert", found, token, _any_of(found, keys, rows), len(rows)))
 
@@ -238,9 +238,8 @@ def fenced_upsert(
         if strange:
             raise ValueError(f"update names {', '.join(strange)}, which values does not have")
     number = token_value(token)
-    statement = postgresql.insert(found.table).values(
-        [found.values(row, number, plain=True) for row in rows]
-    )
+    full = [found.values(row, number, plain=True) for row in rows]
+    statement = postgresql.insert(found.table).values(_one_or_all(full))
     statement = statement.on_conflict_do_update(  # SQLite compiles it as well
         index_elements=[found.table.c[name] for name in keys],
         set_={found.table.c[name]: statement.excluded[name] for name in (*taken, found.fence.key)},
@@ -253,8 +252,13 @@ def _with(statement: S, facts: Fenced) -> S:
     return statement.execution_options(**{OPTION: facts})
 
 
+def _one_or_all(rows: list[dict[Any, Any]]) -> Any:
+    """SQLAlchemy keeps the compiled form of an INSERT of one row, but not that of a list."""
+    return rows[0] if len(rows) == 1 else rows
+
+
 def _inserted(target: Any, fence: Any) -> Target:
-    found = Target(target, fence)
+    found = target_of(target, fence)
     if found.source is not found.table:
         raise TypeError("an INSERT has no alias: pass the table or the class itself")
     return found

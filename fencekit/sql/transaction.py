@@ -11,6 +11,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -157,6 +158,25 @@ def check_held(connection: Connection) -> None:
         raise ValueError("the connection is in AUTOCOMMIT, so nothing is held: begin a transaction")
 
 
+@lru_cache(maxsize=16)
+def _taking(table: Table, *, ordered: bool) -> Any:
+    """The statement that takes rows, made once: that costs more than to run it."""
+    statement = postgresql.insert(table)  # SQLite compiles it as well
+    new = statement.excluded
+    same = table.c.token == new.token
+    fresh = table.c.token <= new.token
+    position: Any = case((same, table.c.sequence), else_=0)
+    if ordered:
+        fresh = or_(table.c.token < new.token, and_(same, table.c.sequence < new.sequence))
+        position = new.sequence
+    statement = statement.on_conflict_do_update(
+        index_elements=[table.c.kind, table.c.resource],
+        set_={"token": new.token, "sequence": position, "at": func.now()},
+        where=fresh,
+    )
+    return statement.returning(table.c.kind, table.c.resource)
+
+
 def take(
     given: Connection | Session, tokens: list[FenceToken], sequence: int | None, table: Table
 ) -> None:
@@ -165,28 +185,18 @@ def take(
     rows = [
         {
             "kind": token.kind,
-            "resource": stored(token.resource, "resource"),
+            "resource": stored(token.resource),
             "token": token.value,
             "sequence": sequence or 0,
-            "at": func.now(),
         }
         for token in tokens
     ]
-    statement = postgresql.insert(table).values(rows)  # SQLite compiles it as well
-    new = statement.excluded
-    same = table.c.token == new.token
-    if sequence is None:
-        fresh = table.c.token <= new.token
-        position: Any = case((same, table.c.sequence), else_=0)
+    statement = _taking(table, ordered=sequence is not None)
+    if len(rows) > 1:
+        found = connection.execute(statement.values([{**row, "at": func.now()} for row in rows]))
     else:
-        fresh = or_(table.c.token < new.token, and_(same, table.c.sequence < new.sequence))
-        position = new.sequence
-    statement = statement.on_conflict_do_update(
-        index_elements=[table.c.kind, table.c.resource],
-        set_={"token": new.token, "sequence": position, "at": func.now()},
-        where=fresh,
-    )
-    taken = connection.execute(statement.returning(table.c.kind, table.c.resource)).all()
+        found = connection.execute(statement.values(at=func.now()), rows[0])
+    taken = found.all()
     check_held(connection)
     if len(taken) == len(rows):
         return
