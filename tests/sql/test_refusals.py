@@ -84,7 +84,7 @@ def test_what_is_no_token_is_refused(token: Any, connection: Connection) -> None
 
 
 def test_a_handle_is_not_taken_for_its_token(connection: Connection) -> None:
-    handle: Any = LockHandle("a", "me", FenceToken(7, "a"), 10)
+    handle: Any = LockHandle("a", "me", FenceToken(7, "a"), timedelta(seconds=10))
     with pytest.raises(TypeError, match=r"\.token"):
         fenced_update(JOBS, handle, where=WHERE, values={})
     for given in (handle, [handle]):
