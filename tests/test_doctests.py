@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 import fencekit
 import fencekit.django
@@ -99,6 +100,15 @@ class Half:
 def run_examples(test: doctest.DocTest, half: Half) -> int:
     """Run every example of one text; returns how many."""
     names = {**half.names, **test.globs}
+    try:
+        return _run_examples(test, half, names)
+    finally:
+        for value in names.values():
+            if isinstance(value, Engine):  # a database in memory is closed with it
+                value.dispose()
+
+
+def _run_examples(test: doctest.DocTest, half: Half, names: dict[str, Any]) -> int:
     for example in test.examples:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
