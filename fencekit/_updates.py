@@ -51,5 +51,11 @@ def fenced_update(target: Any, token: FenceToken | int, *args: Any, **options: A
     >>> statement = fenced_update(jobs, 41, where=jobs.c.id == 7, values={})
     """
     models = sys.modules.get("django.db.models")  # who has a queryset has imported it
-    ours = "fencekit.django" if models and isinstance(target, models.QuerySet) else "fencekit.sql"
+    ours = "fencekit.django" if models and _is_djangos(target, models) else "fencekit.sql"
     return import_module(ours).fenced_update(target, token, *args, **options)
+
+
+def _is_djangos(target: Any, models: Any) -> bool:
+    """Whether it is a queryset, or what has querysets, so that Django's error says what to pass."""
+    kinds = (models.QuerySet, models.manager.BaseManager, models.base.ModelBase)
+    return isinstance(target, kinds)

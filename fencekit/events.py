@@ -179,5 +179,5 @@ class Listeners:
         for listener in self._listeners:
             try:
                 listener(event)
-            except Exception:
+            except (Exception, SystemExit):  # a heartbeat may be who tells it
                 logger.exception("a fencekit listener failed on %r", event)

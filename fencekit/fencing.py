@@ -12,7 +12,16 @@ from fencekit.errors import FencedOutError
 from fencekit.keys import check_name
 from fencekit.records import FenceToken
 
-__all__ = ["LONGEST", "check_sequence", "in_order", "refusal", "stored", "token_value"]
+__all__ = [
+    "LONGEST",
+    "as_text",
+    "check_fingerprint",
+    "check_sequence",
+    "in_order",
+    "refusal",
+    "stored",
+    "token_value",
+]
 
 LONGEST = 2048
 """Longest name of a resource or operation as a table holds it: PostgreSQL indexes little more."""
@@ -85,6 +94,44 @@ def stored(name: str, what: str = "resource") -> str:
     if len(tag.encode()) > LONGEST:
         raise ValueError(f"{what} has more than {LONGEST} bytes when encoded: use a digest of it")
     return tag
+
+
+def check_fingerprint(fingerprint: object) -> str | None:
+    """Return a fingerprint that any database can store; None is none.
+
+    Raises ``TypeError`` for what is not text, ``ValueError`` for a NUL or a lone surrogate.
+
+    >>> check_fingerprint("sha256:41")
+    'sha256:41'
+    """
+    if fingerprint is None:
+        return None
+    if not isinstance(fingerprint, str):
+        raise TypeError(f"fingerprint is text, not {type(fingerprint).__name__}")
+    try:
+        fingerprint.encode()
+    except UnicodeEncodeError:
+        raise ValueError("fingerprint has a lone surrogate, which no database takes") from None
+    if "\0" in fingerprint:
+        raise ValueError("fingerprint has a NUL character, which not every database takes")
+    return fingerprint
+
+
+def as_text(data: bytes) -> str:
+    """Return what a codec made of a result, as the text that a table holds.
+
+    Raises ``ValueError`` for bytes that are not UTF-8 text.
+
+    >>> as_text(b'{"receipt":1}')
+    '{"receipt":1}'
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("a result is stored as text: use a codec that makes UTF-8 text") from None
+    if "\0" in text:
+        raise ValueError("a result is stored as text without NUL characters: use another codec")
+    return text
 
 
 def refusal(

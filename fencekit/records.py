@@ -143,7 +143,7 @@ def _header_parts(text: str, count: int) -> list[str]:
     if not isinstance(text, str):
         raise TypeError(f"a header is text, not {type(text).__name__}")
     parts = text.split(";")
-    if len(parts) != count or parts[0] != "v1" or len(text) > 8192:
+    if len(parts) != count or parts[0] != "v1" or len(text) > 8192 or not text.isprintable():
         raise ValueError(f"not a fencekit v1 header with {count} parts: {text[:80]!r}")
     return parts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from fencekit._seam import aio as seam
 from fencekit._terms import MISSING, Terms, failure, shown
 from fencekit.errors import (
     FenceKitError,
+    ForeignValue,
     IdempotencyConflict,
     IdempotencyNotOwned,
     LockNotAcquired,
@@ -296,11 +298,22 @@ class Claiming:
             _ttl=terms.ttl, _lease=lease,
         )  # fmt: skip
 
+    def read(self, key: str, kept: bytes) -> Any:
+        """The remembered result; ForeignValue if this guard's codec did not write it."""
+        try:
+            return self.codec.decode(kept)
+        except Exception as error:
+            raise ForeignValue(
+                f"the memo of {key!r} cannot be read by this guard's codec: use the one that "
+                "wrote it, or clear the key",
+                key=key,
+            ) from error
+
     def _ended_claim(self, key: str, answer: _replies.Ended) -> Claim:
         kept = answer.kept
         if not answer.failed:
             self.listeners.tell(Replayed(key))
-            result = None if kept is None else self.codec.decode(kept)
+            result = None if kept is None else self.read(key, kept)
             return Claim(
                 key, BeginOutcome.ALREADY_DONE, self.owner, answer.attempts,
                 has_result=kept is not None, result=result,
@@ -382,14 +395,17 @@ class Claiming:
             "f": "its failure is on record",
             "x": "it was set free for another attempt",
         }[answer.state]
-        raise IdempotencyNotOwned(
+        error = IdempotencyNotOwned(
             f"cannot complete {key!r} (token {token}): {what}; discard this result",
             key=key,
             token=token,
             state=STATES[answer.state],
-            has_result=kept is not None,
-            result=None if kept is None else self.codec.decode(kept),
         )
+        if kept is not None:
+            with suppress(ForeignValue):
+                error.result = self.read(key, kept)
+                error.has_result = True
+        raise error
 
 
 STATES: dict[str, str | None] = {"": None, "p": "pending", "d": "done", "f": "failed", "x": None}

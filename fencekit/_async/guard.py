@@ -177,7 +177,7 @@ class AsyncGuard(Starts):
         )
         state = "" if record is None else record.state
         if record is not None and state == "d" and record.kept is not None:
-            return self._claiming.codec.decode(record.kept)
+            return self._claiming.read(key, record.kept)
         why = {
             "": "there is no record of it",
             "p": "it is still pending",

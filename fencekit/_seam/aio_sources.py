@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+from redis.exceptions import RedisError
 
 from fencekit import _policy
 from fencekit._seam import shared
@@ -69,6 +70,13 @@ class PoolSource:
         except RuntimeError:  # left over from a loop that has been closed
             put_aside(self._pool, close=True)
             return await self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+        except RedisError:
+            raise
+        except BaseException:
+            # redis-py gives back what it was greeting: the next call would get that answer.
+            for connection in tuple(getattr(self._pool, "_available_connections", ())):
+                await hang_up(connection)
+            raise
 
     async def _knock(self, limit: float) -> None:
         """Find out whether anybody answers: a pool that connects keeps its errors to itself."""

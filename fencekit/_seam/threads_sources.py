@@ -6,6 +6,8 @@ Rules this module obeys:
   close it, and what it says of its connections is asked.
 * Nothing is kept that somebody else may need: the pool is far from its limit, and does not block.
 * Who is interrupted has lost no connection.
+* A connection on which an answer is still to be read would answer the next call with it: redis-py
+  gives one back to its pool when a signal's handler raises while it greets the server.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections import deque
 from typing import Any
 
 import redis
+from redis.exceptions import RedisError
 
 from fencekit import _policy
 from fencekit._seam import shared
@@ -26,6 +29,9 @@ PART = 100
 
 MOST_KEPT = 8
 """and no more than these."""
+
+LOOKS = 3
+"""Connections with something unread that are closed before one is taken as it is."""
 
 ROUND = 1.0
 """Seconds after which one that was kept goes through the pool, which may have something to do."""
@@ -65,9 +71,36 @@ class PoolSource:
             self.drop(connection)
         with self._mutex:  # or two would see the same open connection, and one have to connect
             if _warm(self._pool):
-                return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+                return self._sound()
         self._knock(limit)
-        return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+        return self._sound()
+
+    def _sound(self) -> Any:
+        """A connection of the pool on which nothing is left to be read."""
+        for _ in range(LOOKS):
+            connection = self._from_pool()
+            try:
+                if not connection.can_read(0):
+                    break
+            except (RedisError, OSError):
+                pass  # closed over there
+            except BaseException:
+                self.drop(connection)
+                raise
+            self.drop(connection)
+        else:
+            connection = self._from_pool()
+        return connection
+
+    def _from_pool(self) -> Any:
+        try:
+            return self._pool.get_connection(*shared.GET_CONNECTION_ARGS)
+        except RedisError:
+            raise
+        except BaseException:
+            for connection in _idle(self._pool):
+                connection.disconnect()
+            raise
 
     def _knock(self, limit: float) -> None:
         """Find out in time whether anybody answers: a pool that connects may take a minute."""
@@ -90,16 +123,19 @@ class PoolSource:
         self._pool.release(connection)
 
 
+def _idle(pool: Any) -> list[Any]:
+    """The connections that nobody uses now, the next one last."""
+    queue = getattr(getattr(pool, "pool", None), "queue", None)  # of a pool that blocks
+    idle = getattr(pool, "_available_connections", ()) if queue is None else queue
+    return [connection for connection in tuple(idle) if connection is not None]
+
+
 def _warm(pool: Any) -> bool:
     """Whether the connection that a pool hands out next is open, as far as one can see."""
-    queue = getattr(getattr(pool, "pool", None), "queue", None)  # of a pool that blocks
-    idle = getattr(pool, "_available_connections", None) if queue is None else queue
-    if idle is None:
-        return True
-    try:
-        return _open(idle[-1])
-    except IndexError:
-        return False
+    idle = _idle(pool)
+    if not idle:
+        return not hasattr(pool, "_available_connections") and not hasattr(pool, "pool")
+    return _open(idle[-1])
 
 
 def _open(connection: Any) -> bool:

@@ -10,6 +10,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,9 @@ from fencekit._scripts import Call
 from fencekit._seam import shared
 from fencekit._seam.threads_fork import free_in_children
 from fencekit._seam.threads_sources import OwnSource, PoolSource
+
+AT_ONCE = 0.1
+"""Seconds that whoever gives up waits for its undo to be sent."""
 
 
 def _refuse_event_loop() -> None:
@@ -76,7 +80,21 @@ class Wire:
             raise
 
     def post(self, call: Call) -> None:
-        """Send a call whose answer nobody waits for. One try: the lease bounds the rest."""
+        """Send a call whose answer nobody waits for. One try: the lease bounds the rest.
+
+        A server that answers does so at once; one that does not is left to a thread.
+        """
+        thread = threading.Thread(
+            target=self._post, args=(call,), name="fencekit-undo", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            self._post(call)
+        else:
+            thread.join(AT_ONCE)
+
+    def _post(self, call: Call) -> None:
         with suppress(Exception):  # what made the caller give up is what counts
             self._once(call, _policy.now() + 1.0)
 

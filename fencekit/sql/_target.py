@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
-    Integer,
     Table,
+    TypeDecorator,
     UniqueConstraint,
     inspect,
     or_,
 )
-from sqlalchemy.exc import NoInspectionAvailable
-from sqlalchemy.orm import Mapper
+from sqlalchemy.orm import Mapper, QueryableAttribute
+from sqlalchemy.orm.exc import UnmappedColumnError
 from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql import operators, visitors
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
@@ -26,14 +27,14 @@ FENCE = "fence_token"
 
 
 class Target:
-    """A table, mapped class or alias, with its fence column."""
+    """A table, mapped class or alias, with its fence column.
+
+    Columns are the table's own, found once; `at` is how the statement speaks of one.
+    """
 
     def __init__(self, given: Any, fence: Any = FENCE) -> None:
         self.mapper: Mapper[Any] | None = None
-        try:
-            found: Any = inspect(given)
-        except NoInspectionAvailable:
-            raise _no_target(given) from None
+        found: Any = given if isinstance(given, Table) else inspect(given, raiseerr=False)
         if isinstance(found, AliasedInsp):
             self.mapper, self.source = found.mapper, found.selectable
         elif isinstance(found, Mapper):
@@ -42,57 +43,78 @@ class Target:
             self.source = found
         table = self.source.element if isinstance(self.source, Alias) else self.source
         if not isinstance(table, Table):
-            raise _no_target(given)
+            raise TypeError(
+                "a fenced statement writes to a table, a mapped class or an alias of one, "
+                f"not {given!r}"
+            )
         self.table = table
         self.name = table.fullname
-        self.fence = self.column(fence, "fence")
-        kind = self.fence.type
-        if isinstance(kind, Integer) and not isinstance(kind, BigInteger):
+        own = self.column(fence, "fence")
+        self.fence = self.at(own)
+        self.own = own
+        kind = own.type.impl_instance if isinstance(own.type, TypeDecorator) else own.type
+        if not isinstance(kind, BigInteger):
             raise TypeError(
-                f"{self.name}.{self.fence.name} is {kind!r}, too small for a token: make it "
-                "a BIGINT (BigInteger)"
+                f"{self.name}.{own.name} is {kind!r}, which does not hold or order tokens: make "
+                "it a BIGINT (BigInteger)"
             )
 
-    def column(self, given: Any, what: str) -> Any:
-        """The column of this target's table that is called so, as a name, column or attribute."""
-        name = given if isinstance(given, str) else getattr(given, "key", None)
-        if not isinstance(name, str):
+    def column(self, given: Any, what: str) -> Column[Any]:
+        """The table's column that is meant by a name, a column or a mapped attribute."""
+        found: Any
+        if isinstance(given, str):
+            found = self._named(given)
+        elif isinstance(given, QueryableAttribute):
+            found = self._mapped(given.property)
+        elif isinstance(given, Column):
+            found = self.table.c.get(given.key) if given.table is self.source else given
+        else:
             raise TypeError(f"{what} is a column or its name, not {type(given).__name__}")
-        if self.mapper is not None and name in self.mapper.columns:
-            name = self.mapper.columns[name].key
-        try:
-            return self.source.c[name]
-        except KeyError:
-            raise ValueError(
-                f"table {self.name} has no column {name!r}; it has {', '.join(self.table.c.keys())}"
-            ) from None
+        if not isinstance(found, Column) or found.table is not self.table:
+            known = ", ".join(self.table.c.keys())
+            raise ValueError(f"table {self.name} has no column {str(given)!r}; it has {known}")
+        return found
 
-    def key_of(self, column: Any) -> Any:
-        """What ``values()`` of a statement on this target calls the column."""
+    def _named(self, name: str) -> Any:
+        """The column of an attribute that is called so, or else of the table."""
+        if self.mapper is not None and self.mapper.has_property(name):
+            return self._mapped(self.mapper.get_property(name))
+        return self.table.c.get(name)
+
+    def _mapped(self, attribute: Any) -> Any:
+        """The column of a mapped attribute that is in this table: others may be in a parent's."""
+        columns = getattr(attribute, "columns", ())
+        return next((c for c in columns if getattr(c, "table", None) is self.table), None)
+
+    def at(self, column: Column[Any]) -> Any:
+        """The column as the statement's target has it."""
+        return column if self.source is self.table else self.source.c[column.key]
+
+    def key_of(self, column: Column[Any]) -> Any:
+        """What ``values()`` of an UPDATE calls the column."""
         if self.mapper is None:
-            return self._plain(column)
-        return self.mapper.get_property_by_column(self.table.c[column.key]).key
-
-    def _plain(self, column: Any) -> Any:
-        return self.table.c[column.key]
+            return column
+        try:
+            return self.mapper.get_property_by_column(column).key
+        except UnmappedColumnError:
+            name = self.mapper.class_.__name__
+            raise ValueError(f"{name} has no attribute for {column}: pass the table") from None
 
     def fresh(self, token: int) -> ColumnElement[bool]:
         """Whether a row admits a write with this token. NULL is "never fenced", and admits it."""
         passes: ColumnElement[bool] = self.fence <= token
         return or_(self.fence.is_(None), passes) if self.fence.nullable else passes
 
-    def values(self, given: Any, token: int, *, plain: bool = False) -> dict[Any, Any]:
-        """The values by what the target calls the columns, or by column; with the fence's."""
+    def columns(self, given: Any, what: str) -> dict[Column[Any], Any]:
+        """A mapping by column, without the fence's own."""
         if not isinstance(given, Mapping):
-            raise TypeError(f"values is a mapping of columns, not {type(given).__name__}")
-        called: Callable[[Any], Any] = self._plain if plain else self.key_of
-        found = {called(self.column(name, "a key of values")): v for name, v in given.items()}
+            raise TypeError(f"{what} is a mapping of columns, not {type(given).__name__}")
+        found = {self.column(name, f"a key of {what}"): value for name, value in given.items()}
         if len(found) < len(given):
-            raise ValueError("values names a column twice")
-        own = called(self.fence)
-        if own in found:
-            raise ValueError(f"values sets {self.fence.name}, which the token sets: leave it out")
-        return {**found, own: token}
+            raise ValueError(f"{what} names a column twice")
+        if self.own in found:
+            raise ValueError(f"{what} sets {self.own.name}, which the token sets: leave it out")
+        return found
 
     def pinned(self, where: ColumnElement[bool]) -> dict[str, Any] | None:
         """The values of a unique key that the condition names, or None: it may mean many rows."""
@@ -121,20 +143,8 @@ class Target:
 
     def _is_own(self, expression: Any, name: Any) -> bool:
         own = self.source.c.get(name)
-        return own is not None and (own is expression or bool(own.compare(expression)))
-
-
-def target_of(given: Any, fence: Any = FENCE) -> Target:
-    """The target, remembered at its table, where SQLAlchemy has a place for such things."""
-    found: Any = given if isinstance(given, Table) else inspect(given, raiseerr=False)
-    table = found.local_table if isinstance(found, Mapper) else found
-    if not isinstance(table, Table) or not isinstance(fence, str):
-        return Target(given, fence)
-    key = ("fencekit", found, fence)  # a copied table comes with what was remembered
-    known = table.info.get(key)
-    if known is None:
-        known = table.info[key] = Target(given, fence)
-    return cast(Target, known)
+        # A mapped attribute is an annotated copy, which hashes like the column itself.
+        return own is not None and (own is expression or hash(own) == hash(expression))
 
 
 def check_where(where: object) -> ColumnElement[bool]:
@@ -147,9 +157,3 @@ def check_where(where: object) -> ColumnElement[bool]:
     if not hasattr(where, "__clause_element__") and not isinstance(where, visitors.Visitable):
         raise TypeError(f"where is a condition on the table's columns, not {where!r}")
     return where  # type: ignore[return-value]
-
-
-def _no_target(given: object) -> TypeError:
-    return TypeError(
-        f"a fenced statement writes to a table, a mapped class or an alias of one, not {given!r}"
-    )

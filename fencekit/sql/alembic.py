@@ -10,12 +10,13 @@ try again.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from alembic.operations import MigrateOperation, Operations
 from alembic.operations.ops import DropColumnOp
 from sqlalchemy import text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from fencekit.sql._target import FENCE
 from fencekit.sql.columns import fence_token
@@ -62,15 +63,21 @@ def _add(operations: Operations, wanted: AddFenceColumn) -> None:
     if operations.get_context().dialect.name != "postgresql" or connection is None:
         operations.add_column(wanted.table, column, schema=wanted.schema)
         return
-    limit = f"{max(1, round(wanted.lock_timeout * 1000))}ms"
+    waiting = f"{max(1, round(wanted.lock_timeout * 1000))}ms"
+    before = connection.scalar(text("SHOW lock_timeout"))
+    # In an autocommit block there is no transaction that a failure could spoil.
+    alone = connection.get_isolation_level() == "AUTOCOMMIT"
+    setting = text("SELECT set_config('lock_timeout', :limit, :local)")
     for left in reversed(range(wanted.tries)):
         try:
-            with connection.begin_nested():
-                connection.execute(text(f"SET LOCAL lock_timeout = '{limit}'"))
+            with nullcontext() if alone else connection.begin_nested():
+                connection.execute(setting, {"limit": waiting, "local": not alone})
                 operations.add_column(wanted.table, column, schema=wanted.schema)
-                connection.execute(text("SET LOCAL lock_timeout TO DEFAULT"))
+                connection.execute(setting, {"limit": before, "local": not alone})
             return
-        except OperationalError as error:
+        except DBAPIError as error:
+            if alone:
+                connection.execute(setting, {"limit": before, "local": False})
             if not left or getattr(error.orig, "sqlstate", None) != _NOT_AVAILABLE:
                 raise
         time.sleep(wanted.lock_timeout)

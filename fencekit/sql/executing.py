@@ -9,12 +9,13 @@ Rules this module obeys:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from sqlalchemy import (
     ClauseElement,
+    Column,
     Connection,
     Delete,
     Insert,
@@ -61,12 +62,12 @@ def execute_fenced(
 @overload
 def execute_fenced(
     connection: AnyAsyncConnection, statement: Statement, *, rows: int | None = None
-) -> Awaitable[Written]: ...
+) -> Coroutine[Any, Any, Written]: ...
 
 
 def execute_fenced(
     connection: Any, statement: Statement, *, rows: int | None = None
-) -> Written | Awaitable[Written]:
+) -> Written | Coroutine[Any, Any, Written]:
     """Run a statement of this package, and return what it wrote or raise why it did not.
 
     With an ``AsyncConnection`` or ``AsyncSession`` the result is to be awaited. ``rows`` is how
@@ -135,7 +136,7 @@ def _in_one(
     # Only if something is left to explain: then every row meant is looked at as it is now.
     now = select(target.fence.label("fence")).where(facts.where)
     # (Weaker than FOR SHARE, a lock would be content with the version before the newer one.)
-    seen = now.with_for_update(read=True).subquery("fencekit_now")
+    seen = now.with_for_update(read=True, of=target.source).subquery("fencekit_now")
     # Not compared in SQL: the planner would do that first, on the version before the newer one.
     newest = select(func.max(seen.c.fence)).scalar_subquery()
     short = count < (meant if facts.most is None else facts.most)
@@ -158,9 +159,11 @@ def _in_one(
 
 def _looked(connection: Connection, facts: Fenced, number: int, newest: Any) -> int | None:
     """The newest fence if it refuses us, which an insert's own snapshot may not show yet."""
-    if newest is None and facts.verb in ("insert", "upsert") and number < (facts.most or 0):
+    if newest is not None and newest > facts.token:
+        return int(newest)
+    if facts.verb in ("insert", "upsert") and number < (facts.most or 0):
         return _newest(connection, facts)
-    return None if newest is None or newest <= facts.token else int(newest)
+    return None
 
 
 def _in_two(
@@ -196,8 +199,8 @@ def _in_two(
 
 def _keys_of(facts: Fenced) -> list[Any]:
     """The primary key, under names that no column has."""
-    columns = (facts.target.source.c[column.key] for column in facts.target.table.primary_key)
-    return [column.label(f"fencekit_{number}") for number, column in enumerate(columns)]
+    keys = enumerate(facts.target.table.primary_key)
+    return [facts.target.at(column).label(f"fencekit_{number}") for number, column in keys]
 
 
 def _newest(connection: Connection, facts: Fenced) -> int | None:
@@ -223,15 +226,29 @@ def _synchronize(session: Session, facts: Fenced, keys: Iterable[tuple[Any, ...]
                 session.expire(known)
         return
     plain = {k: v for k, v in facts.values.items() if not isinstance(v, ClauseElement)}
+    computed = [
+        attribute.key
+        for attribute in mapper.column_attrs
+        if attribute.key not in facts.values and any(map(_changes_by_itself, attribute.columns))
+    ]
     for key in keys:
         known = session.identity_map.get(mapper.identity_key_from_primary_key(key))
         if known is None:
             continue
-        computed = [name for name in facts.values if name not in plain]
-        if computed or not plain:  # what was set is not known, or everything
-            session.expire(known, computed or None)
+        if not plain:
+            session.expire(known)
+            continue
+        unknown = [*(k for k in facts.values if k not in plain), *computed]
+        if unknown:
+            session.expire(known, unknown)
         for name, value in plain.items():
             set_committed_value(known, name, value)
+
+
+def _changes_by_itself(column: Any) -> bool:
+    """Whether an UPDATE changes it without naming it."""
+    made = ("onupdate", "server_onupdate", "computed")
+    return not isinstance(column, Column) or any(getattr(column, name) is not None for name in made)
 
 
 def _judge(facts: Fenced, count: int, newest: int | None, rows: int | None) -> None:

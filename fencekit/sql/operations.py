@@ -9,23 +9,24 @@ Rules this module obeys:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, overload
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, literal_column, select, update
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from fencekit import Codec, IdempotencyConflict, JsonCodec
-from fencekit.fencing import in_order, stored
-from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, is_async, run
+from fencekit.fencing import as_text, check_fingerprint, in_order, stored
+from fencekit.sql._block import Block, C, transactions
+from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
 from fencekit.sql.tables import FENCES, OPERATIONS
-from fencekit.sql.transaction import Own, Tokens, check_held, held, take
+from fencekit.sql.transaction import Tokens, held, take
 
-C = TypeVar("C")
+TRIES = 5
+"""Claims of a key that somebody purges between our looks."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,15 @@ def _request(
     table: Table,
     fences: Table,
 ) -> _Request:
-    if fingerprint is not None and not isinstance(fingerprint, str):
-        raise TypeError(f"fingerprint is text, not {type(fingerprint).__name__}")
     tokens = () if token is None else tuple(in_order(token))
-    return _Request(stored(key, "key"), tokens, fingerprint, codec or JsonCodec(), table, fences)
+    return _Request(
+        stored(key, "key"),
+        tokens,
+        check_fingerprint(fingerprint),
+        codec or JsonCodec(),
+        table,
+        fences,
+    )
 
 
 @overload
@@ -89,7 +95,7 @@ def apply_once(
     codec: Codec | None = None,
     table: Table = OPERATIONS,
     fences: Table = FENCES,
-) -> Awaitable[Applied]: ...
+) -> Coroutine[Any, Any, Applied]: ...
 
 
 def apply_once(
@@ -102,7 +108,7 @@ def apply_once(
     codec: Codec | None = None,
     table: Table = OPERATIONS,
     fences: Table = FENCES,
-) -> Applied | Awaitable[Applied]:
+) -> Applied | Coroutine[Any, Any, Applied]:
     """Claim an operation in the open transaction: ``first`` for one caller ever, if it commits.
 
     Apply the effect in the same transaction if ``first``; else ``result`` is what the first call
@@ -135,7 +141,7 @@ def apply_once(
     return run(connection, work)  # type: ignore[no-any-return]
 
 
-class operation(Generic[C]):
+class operation(Block[C]):
     """Apply an effect once per key, as a block: do it if ``first``, and set ``result``.
 
     ``with`` (or ``async with``) begins a transaction and ends it, or joins the one that is open. If
@@ -166,10 +172,8 @@ class operation(Generic[C]):
         table: Table = OPERATIONS,
         fences: Table = FENCES,
     ) -> None:
-        self._async = is_async(connection)
-        self._connection = connection
+        super().__init__(connection)
         self._wanted = _request(operation_key, token, fingerprint, codec, table, fences)
-        self._own = Own()
         self._savepoint: Any = None
         self._known: Applied | None = None
         self._result: Any = None
@@ -194,74 +198,58 @@ class operation(Generic[C]):
         self._result = value
 
     def __enter__(self) -> operation[C]:
-        if self._async:
-            raise TypeError("this connection is asyncio's: use 'async with'")
-        self._enter(self._connection)
+        self._blocking()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._exit(self._connection, kind, error, traceback)
 
     async def __aenter__(self) -> operation[C]:
-        if not self._async:
-            raise TypeError("this connection is a blocking one: use 'with'")
-        await run(self._connection, self._enter)
+        await self._waiting()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await run(self._connection, lambda given: self._exit(given, kind, error, traceback))
-
     def _enter(self, given: Any) -> None:
-        with self._own.begun(given):
-            self._known = _claim(given, self._wanted, None)
-            if self._known is None and not self._own.open:
-                self._savepoint = given.begin_nested()
+        self._known = _claim(given, self._wanted, None)
+        if self._known is None and self._joined is not None:
+            self._savepoint = given.begin_nested()
+            self._joined = transactions(given)
 
-    def _exit(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
-        if kind is None and self._known is None:
-            try:
-                self._remember(given)
-            except BaseException as failure:
-                self._undo(given, type(failure), failure, failure.__traceback__)
-                raise
-        if kind is not None:
-            self._undo(given, kind, error, traceback)
+    def _finish(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
+        if self._savepoint is not None and not self._savepoint.is_active:
+            self._savepoint = None  # the body ended it, or all of the transaction
+        super()._finish(given, kind, error, traceback)
+
+    def _leave(self, given: Any, *, failed: bool) -> None:
+        if self._known is not None:
             return
-        savepoint, self._savepoint = self._savepoint, None
-        if savepoint is not None:
-            savepoint.commit()
-        self._own.end(kind, error, traceback)
+        try:
+            if not failed:
+                self._remember(given)
+                if self._savepoint is not None:
+                    self._savepoint.commit()
+                return
+        except BaseException:
+            self._undo(given)
+            raise
+        self._undo(given)
 
     def _remember(self, given: Any) -> None:
+        """Sent also without a result: a transaction that has failed unnoticed says so here."""
         text = _encoded(self._result, self._wanted)
-        if text is not None:
-            table = self._wanted.table
-            statement = update(table).where(table.c.key == self._wanted.key).values(result=text)
-            connection_of(given, table=table).execute(statement)
+        if isinstance(given, Session):
+            given.flush()
+        table = self._wanted.table
+        statement = update(table).where(table.c.key == self._wanted.key).values(result=text)
+        connection_of(given, table=table).execute(statement)
 
-    def _undo(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
+    def _undo(self, given: Any) -> None:
         savepoint, self._savepoint = self._savepoint, None
         if savepoint is not None:
             savepoint.rollback()
             table = self._wanted.table
-            connection_of(given, table=table).execute(
-                delete(table).where(table.c.key == self._wanted.key)
-            )
-        self._own.end(kind, error, traceback)
+            statement = delete(table).where(table.c.key == self._wanted.key)
+            connection_of(given, table=table).execute(statement)
 
 
 def _encoded(result: Any, wanted: _Request) -> str | None:
-    return None if result is None else wanted.codec.encode(result).decode()
+    return None if result is None else as_text(wanted.codec.encode(result))
 
 
 @lru_cache(maxsize=16)
@@ -285,14 +273,17 @@ def _claim(given: Connection | Session, wanted: _Request, text: str | None) -> A
         "fingerprint": wanted.fingerprint,
         "result": text,
     }
-    while True:
-        first = connection.execute(claim, row).all()
-        check_held(connection)
-        if first:
+    for _ in range(TRIES):
+        if connection.execute(claim, row).all():
             return None
         known = connection.execute(look, {"wanted": wanted.key}).one_or_none()
         if known is not None:  # else it was purged in between
             break
+    else:
+        raise RuntimeError(
+            f"operation {wanted.key!r} can neither be written nor read: a trigger or row level "
+            f"security of {wanted.table.fullname} hides it"
+        )
     if wanted.fingerprint is not None and known.fingerprint not in (None, wanted.fingerprint):
         raise IdempotencyConflict(
             f"operation {wanted.key!r} is known with another fingerprint: the same key was used "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, overload
 
@@ -10,6 +10,8 @@ from sqlalchemy import Table, delete, func, select, tuple_
 
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
 from fencekit.sql.tables import FENCES, OPERATIONS
+
+LONG_AGO = timedelta(days=36525)
 
 
 @overload
@@ -29,12 +31,12 @@ def purge_operations(
     *,
     batch: int = 1000,
     table: Table = OPERATIONS,
-) -> Awaitable[int]: ...
+) -> Coroutine[Any, Any, int]: ...
 
 
 def purge_operations(
     connection: Any, older_than: timedelta, *, batch: int = 1000, table: Table = OPERATIONS
-) -> int | Awaitable[int]:
+) -> int | Coroutine[Any, Any, int]:
     """Delete up to ``batch`` operations that are older, and return how many; commit and repeat.
 
     A forgotten key is applied again if it is delivered again: keep them for longer than your
@@ -65,12 +67,12 @@ def purge_fences(
     *,
     batch: int = 1000,
     table: Table = FENCES,
-) -> Awaitable[int]: ...
+) -> Coroutine[Any, Any, int]: ...
 
 
 def purge_fences(
     connection: Any, older_than: timedelta, *, batch: int = 1000, table: Table = FENCES
-) -> int | Awaitable[int]:
+) -> int | Coroutine[Any, Any, int]:
     """Delete up to ``batch`` fences that nobody wrote under for so long; commit and repeat.
 
     A forgotten fence lets an old token pass: keep them for much longer than a worker can be frozen.
@@ -90,8 +92,8 @@ def purge_fences(
 def _purge(connection: Any, older_than: timedelta, batch: int, table: Table) -> Any:
     if not isinstance(older_than, timedelta):
         raise TypeError(f"older_than is a timedelta, not {type(older_than).__name__}")
-    if older_than < timedelta(0):
-        raise ValueError(f"older_than is not negative, as {older_than} is")
+    if not timedelta(0) <= older_than <= LONG_AGO:
+        raise ValueError(f"older_than is between 0 and 100 years, not {older_than}")
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ValueError(f"batch is a number of rows, 1 or more, not {batch!r}")
 
@@ -99,12 +101,14 @@ def _purge(connection: Any, older_than: timedelta, batch: int, table: Table) -> 
         own = connection_of(given, table=table)
         now = own.execute(select(func.now())).scalar_one()  # the database's clock, not ours
         keys = list(table.primary_key)
-        old = select(*keys).where(table.c.at < now - older_than).order_by(table.c.at).limit(batch)
+        aged = table.c.at < now - older_than
+        old = select(*keys).where(aged).order_by(table.c.at).limit(batch)
         if own.dialect.name == "postgresql":
             old = old.with_for_update(skip_locked=True)
         found = [tuple(row) for row in own.execute(old)]
         if found:
-            own.execute(delete(table).where(tuple_(*keys).in_(found)))
-        return len(found)
+            # Looked at again: without a transaction it may have been applied anew meanwhile.
+            return int(own.execute(delete(table).where(tuple_(*keys).in_(found), aged)).rowcount)
+        return 0
 
     return run(connection, work)

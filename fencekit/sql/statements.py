@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    ClauseElement,
+    Column,
     ColumnElement,
     Delete,
     Insert,
@@ -30,15 +32,16 @@ from sqlalchemy.dialects import postgresql
 
 from fencekit import FenceToken
 from fencekit.fencing import token_value
-from fencekit.sql._target import FENCE, Target, check_where, target_of
+from fencekit.sql._target import FENCE, Target, check_where
 
 OPTION = "fencekit"
 
 Values = Mapping[Any, Any]
+Row = dict[Column[Any], Any]
 S = TypeVar("S", Update, Delete, Insert)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fenced:
     """What a fenced statement means, for whoever executes it."""
 
@@ -66,7 +69,10 @@ def _fenced(
 ) -> Fenced:
     resource = token.resource if isinstance(token, FenceToken) else ""
     number = token_value(token)
-    setting = {} if values is None else target.values(values, number)
+    setting: dict[Any, Any] = {}
+    if values is not None:
+        setting = {target.key_of(column): value for column, value in values.items()}
+        setting[target.key_of(target.own)] = number
     return Fenced(verb, target, number, resource, where, most, setting)
 
 
@@ -90,8 +96,9 @@ def fenced_update(
     UPDATE jobs SET status=:status, fence_token=:fence_token
     WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token_1
     """
-    found = target_of(target, fence)
-    facts = _fenced("update", found, token, check_where(where), values=values)
+    found = Target(target, fence)
+    setting = found.columns(values, "values")
+    facts = _fenced("update", found, token, check_where(where), values=setting)
     statement = update(target).where(where, found.fresh(facts.token))
     return _with(statement.values(facts.values), facts)
 
@@ -116,24 +123,19 @@ def fenced_update_many(
     >>> rows = [{"id": 1, "status": "done"}, {"id": 2, "status": "failed"}]
     >>> statement = fenced_update_many(jobs, 41, rows)
     """
-    found = target_of(target, fence)
+    found = Target(target, fence)
     table = _rows_of(found, rows)
     keys = _key_columns(found, key, table)
-    changed = [name for name in table[0] if name not in keys]
+    changed = [column for column in table[0] if column not in keys]
     if not changed:
         raise ValueError("rows have nothing but their key: name the columns to set")
     where = _any_of(found, keys, table)
-    if len({tuple(row[name] for name in keys) for row in table}) < len(table):
-        raise ValueError("rows has one key twice: which of them is meant?")
     values = {
-        name: case(
-            *(
-                (_is(found, keys, row), literal(row[name], found.source.c[name].type))
-                for row in table
-            ),
-            else_=found.source.c[name],
+        column: case(
+            *((_is(found, keys, row), _expression(row[column], column)) for row in table),
+            else_=found.at(column),
         )
-        for name in changed
+        for column in changed
     }
     facts = _fenced("update", found, token, where, len(table), values)
     statement = update(target).where(where, found.fresh(facts.token))
@@ -164,7 +166,7 @@ def fenced_delete(
     """
     if tombstone is not None:
         return fenced_update(target, token, where=where, values=tombstone, fence=fence)
-    found = target_of(target, fence)
+    found = Target(target, fence)
     facts = _fenced("delete", found, token, check_where(where))
     return _with(delete(target).where(where, found.fresh(facts.token)), facts)
 
@@ -191,18 +193,14 @@ def fenced_insert(
     """
     found = _inserted(target, fence)
     rows = _rows_of(found, values)
-    number = token_value(token)
-    full = [found.values(row, number, plain=True) for row in rows]
-    names = [column.key for column in found.table.primary_key]
-    if key is None and not all(name in rows[0] for name in names):
+    if key is None and not all(column in rows[0] for column in found.table.primary_key):
         where = found.fence.is_(None) & found.fence.is_not(None)  # none can be there
-        plain = insert(found.table).values(_one_or_all(full))
+        plain = insert(found.table).values(_full(found, rows, token))
         return _with(plain, _fenced("insert", found, token, where, len(rows)))
     keys = _key_columns(found, key, rows)
-    statement = postgresql.insert(found.table).values(
-        _one_or_all(full)
-    )  # SQLite compiles it as well
-    statement = statement.on_conflict_do_nothing(index_elements=[found.table.c[k] for k in keys])
+    statement = postgresql.insert(found.table)  # SQLite compiles it as well
+    statement = statement.values(_full(found, rows, token))
+    statement = statement.on_conflict_do_nothing(index_elements=keys)
     return _with(statement, _fenced("insert", found, token, _any_of(found, keys, rows), len(rows)))
 
 
@@ -230,20 +228,21 @@ def fenced_upsert(
     found = _inserted(target, fence)
     rows = _rows_of(found, values)
     keys = _key_columns(found, key, rows)
+    if isinstance(update, str):
+        raise TypeError(f"update is a sequence of columns, not {update!r}: add a comma")
     if update is None:
-        taken = [name for name in rows[0] if name not in keys]
+        taken = [column for column in rows[0] if column not in keys]
     else:
-        taken = [found.column(name, "one of update").key for name in update]
-        strange = [name for name in taken if name not in rows[0]]
+        taken = [found.column(given, "one of update") for given in update]
+        strange = [column.name for column in taken if column not in rows[0]]
         if strange:
             raise ValueError(f"update names {', '.join(strange)}, which values does not have")
-    number = token_value(token)
-    full = [found.values(row, number, plain=True) for row in rows]
-    statement = postgresql.insert(found.table).values(_one_or_all(full))
-    statement = statement.on_conflict_do_update(  # SQLite compiles it as well
-        index_elements=[found.table.c[name] for name in keys],
-        set_={found.table.c[name]: statement.excluded[name] for name in (*taken, found.fence.key)},
-        where=found.fresh(number),
+    statement = postgresql.insert(found.table)  # SQLite compiles it as well
+    statement = statement.values(_full(found, rows, token))
+    statement = statement.on_conflict_do_update(
+        index_elements=keys,
+        set_={column: statement.excluded[column.key] for column in (*taken, found.own)},
+        where=found.fresh(token_value(token)),
     )
     return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))
 
@@ -252,65 +251,80 @@ def _with(statement: S, facts: Fenced) -> S:
     return statement.execution_options(**{OPTION: facts})
 
 
-def _one_or_all(rows: list[dict[Any, Any]]) -> Any:
-    """SQLAlchemy keeps the compiled form of an INSERT of one row, but not that of a list."""
-    return rows[0] if len(rows) == 1 else rows
+def _full(target: Target, rows: list[Row], token: FenceToken | int) -> Any:
+    """The rows with the fence, and what tells a class from others of its table."""
+    more: Row = {target.own: token_value(token)}
+    mapper = target.mapper
+    if mapper is not None and isinstance(mapper.polymorphic_on, Column):
+        kind = mapper.polymorphic_on
+        if kind.table is target.table and mapper.polymorphic_identity is not None:
+            more = {kind: mapper.polymorphic_identity, **more}
+    full = [{**more, **row} for row in rows]
+    # SQLAlchemy keeps the compiled form of an INSERT of one row, but not that of a list.
+    return full[0] if len(full) == 1 else full
 
 
 def _inserted(target: Any, fence: Any) -> Target:
-    found = target_of(target, fence)
+    found = Target(target, fence)
     if found.source is not found.table:
         raise TypeError("an INSERT has no alias: pass the table or the class itself")
     return found
 
 
-def _rows_of(target: Target, given: Any) -> list[dict[str, Any]]:
-    """The rows by the keys of their columns; all have the same."""
+def _rows_of(target: Target, given: Any) -> list[Row]:
+    """The rows by column; all have the same."""
     rows = [given] if isinstance(given, Mapping) else list(given)
     if not rows:
         raise ValueError("there are no rows to write")
-    table = []
-    for row in rows:
-        if not isinstance(row, Mapping):
-            raise TypeError(f"a row is a mapping of columns, not {type(row).__name__}")
-        table.append({target.column(name, "a key of a row").key: row[name] for name in row})
+    table = [target.columns(row, "a row") for row in rows]
     if any(row.keys() != table[0].keys() for row in table):
         raise ValueError("all rows have the same columns")
     return table
 
 
-def _key_columns(
-    target: Target, key: Sequence[Any] | None, rows: list[dict[str, Any]]
-) -> list[str]:
+def _key_columns(target: Target, key: Sequence[Any] | None, rows: list[Row]) -> list[Column[Any]]:
     if isinstance(key, str):
         raise TypeError(f"key is a sequence of columns, not {key!r}: add a comma")
-    named = target.table.primary_key if key is None else key
-    names = [target.column(column, "one of key").key for column in named]
-    if not names:
+    named: Iterable[Any] = target.table.primary_key if key is None else key
+    keys = [target.column(column, "one of key") for column in named]
+    if not keys:
         raise ValueError(f"table {target.name} has no primary key: pass key=")
-    for name in names:
-        if name not in rows[0]:
-            raise ValueError(f"the rows do not say {name}, which is a part of their key")
-        if any(
-            hasattr(row[name], "__clause_element__") or isinstance(row[name], ColumnElement)
-            for row in rows
-        ):
-            raise TypeError(f"{name} is a part of the key: give its value, not an expression")
-    return names
+    for column in keys:
+        if column not in rows[0]:
+            raise ValueError(f"the rows do not say {column.name}, which is a part of their key")
+        if any(_is_expression(row[column]) for row in rows):
+            raise TypeError(
+                f"{column.name} is a part of the key: give its value, not an expression"
+            )
+    try:
+        different = len({tuple(row[column] for column in keys) for row in rows})
+    except TypeError:  # a value that has no hash, such as JSON: the database will see
+        return keys
+    if different < len(rows):
+        raise ValueError("rows has one key twice: which of them is meant?")
+    return keys
 
 
-def _is(target: Target, keys: list[str], row: dict[str, Any]) -> ColumnElement[bool]:
-    return and_(*(target.source.c[name] == row[name] for name in keys))
+def _is_expression(value: object) -> bool:
+    return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
 
 
-def _any_of(target: Target, keys: list[str], rows: list[dict[str, Any]]) -> ColumnElement[bool]:
+def _expression(value: Any, column: Column[Any]) -> Any:
+    return value if _is_expression(value) else literal(value, column.type)
+
+
+def _is(target: Target, keys: list[Column[Any]], row: Row) -> ColumnElement[bool]:
+    return and_(*(target.at(column) == row[column] for column in keys))
+
+
+def _any_of(target: Target, keys: list[Column[Any]], rows: list[Row]) -> ColumnElement[bool]:
     """The rows that have one of those keys."""
     if len(rows) == 1:
         return _is(target, keys, rows[0])
-    columns = [target.source.c[name] for name in keys]
+    columns = [target.at(column) for column in keys]
+    found: ColumnElement[bool]
     if len(columns) == 1:
-        return columns[0].in_([row[keys[0]] for row in rows])
-    found: ColumnElement[bool] = tuple_(*columns).in_(
-        [tuple(row[name] for name in keys) for row in rows]
-    )
+        found = columns[0].in_([row[keys[0]] for row in rows])
+    else:
+        found = tuple_(*columns).in_([tuple(row[column] for column in keys) for row in rows])
     return found

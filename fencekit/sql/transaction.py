@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, Table, and_, case, func, or_, select
 from sqlalchemy.dialects import postgresql
@@ -21,14 +20,14 @@ from sqlalchemy.orm import Session
 
 from fencekit import FenceToken
 from fencekit.fencing import check_sequence, in_order, refusal, stored
-from fencekit.sql._running import connection_of, is_async, run
+from fencekit.sql._block import Block, C
+from fencekit.sql._running import connection_of
 from fencekit.sql.tables import FENCES
 
-C = TypeVar("C")
 Tokens = FenceToken | Iterable[FenceToken]
 
 
-class fenced_transaction(Generic[C]):
+class fenced_transaction(Block[C]):
     """Fence everything that a transaction does: nothing in it commits under an older token.
 
     ``with`` (or ``async with``) begins a transaction and ends it, or joins the one that is open and
@@ -64,74 +63,21 @@ class fenced_transaction(Generic[C]):
         sequence: int | None = None,
         table: Table = FENCES,
     ) -> None:
-        self._async = is_async(connection)
-        self._connection = connection
+        super().__init__(connection)
         self._tokens = in_order(token)
         self._sequence = check_sequence(sequence)
         self._table = table
-        self._own = Own()
 
     def __enter__(self) -> C:
-        if self._async:
-            raise TypeError("this connection is asyncio's: use 'async with'")
-        self._enter(self._connection)
+        self._blocking()
         return self._connection
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._own.end(kind, error, traceback)
 
     async def __aenter__(self) -> C:
-        if not self._async:
-            raise TypeError("this connection is a blocking one: use 'with'")
-        await run(self._connection, self._enter)
+        await self._waiting()
         return self._connection
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await run(self._connection, lambda _: self._own.end(kind, error, traceback))
-
     def _enter(self, given: Any) -> None:
-        with self._own.begun(given):
-            take(given, self._tokens, self._sequence, self._table)
-
-
-class Own:
-    """The transaction that a block began by itself; nothing if one was open."""
-
-    def __init__(self) -> None:
-        self._begun: Any = None
-
-    def begun(self, given: Any) -> Own:
-        """Begin one if none is open; used as a context, ends it if what follows fails."""
-        if not given.in_transaction():
-            self._begun = given.begin()
-            self._begun.__enter__()
-        return self
-
-    @property
-    def open(self) -> bool:
-        return self._begun is not None
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if kind is not None:
-            self.end(kind, error, traceback)
-
-    def end(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Commit it, or roll it back after an error; nothing if it is not ours."""
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.__exit__(kind, error, traceback)
+        take(given, self._tokens, self._sequence, self._table)
 
 
 def held(given: Connection | Session, table: Table) -> Connection:
@@ -149,13 +95,15 @@ def held(given: Connection | Session, table: Table) -> Connection:
 
 
 def _commits_by_itself(connection: Connection) -> bool:
-    return getattr(connection.connection.dbapi_connection, "autocommit", None) is True
-
-
-def check_held(connection: Connection) -> None:
-    """After a write: sqlite3 only then knows whether a transaction is open."""
-    if not getattr(connection.connection.driver_connection, "in_transaction", True):
-        raise ValueError("the connection is in AUTOCOMMIT, so nothing is held: begin a transaction")
+    driver: Any = connection.connection.driver_connection
+    if getattr(connection.connection.dbapi_connection, "autocommit", None) is True:
+        return True
+    if connection.dialect.name != "sqlite" or driver.isolation_level is not None:
+        return False
+    # Without a level sqlite3 begins nothing by itself; an application's own BEGIN may.
+    if not connection.in_transaction():
+        connection.begin()
+    return not driver.in_transaction
 
 
 @lru_cache(maxsize=16)
@@ -197,7 +145,6 @@ def take(
     else:
         found = connection.execute(statement.values(at=func.now()), rows[0])
     taken = found.all()
-    check_held(connection)
     if len(taken) == len(rows):
         return
     known = set(map(tuple, taken))

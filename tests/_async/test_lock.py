@@ -679,13 +679,14 @@ async def test_listeners_hear_what_happens_in_order(lock: AsyncLock, events: lis
     assert released == Released("a", token)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 async def test_a_listener_that_fails_breaks_nothing(
-    client: Any, caplog: pytest.LogCaptureFixture
+    client: Any, caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     heard: list[Event] = []
 
     def bad(event: Event) -> None:
-        raise RuntimeError("a listener's own trouble")
+        raise error("a listener's own trouble")
 
     lock = AsyncLock(client, listeners=[bad, heard.append])
     with caplog.at_level(logging.ERROR, "fencekit"):

@@ -18,6 +18,7 @@ from fencekit import (
     AsyncGuard,
     AsyncLock,
     CanonicalizeError,
+    ForeignValue,
     IdempotencyAbandoned,
     IdempotencyAlreadyDone,
     IdempotencyConflict,
@@ -491,6 +492,20 @@ async def test_another_codec_may_remember_results(client: Any, site: Site) -> No
     with pytest.raises(TypeError, match="encodes to bytes"):
         await AsyncGuard(client, codec=TextCodec()).once("other", Body("x"))
     assert await guard.status("other") == "done"
+
+
+async def test_a_memo_of_another_codec_is_a_foreign_value_and_stays(client: Any) -> None:
+    guard, other = AsyncGuard(client, codec=Shouting()), AsyncGuard(client)
+    await guard.once("job", Body("hello"))
+    for ask in (other.try_begin, other.begin, other.get_result):
+        with pytest.raises(ForeignValue, match="'job'"):
+            await ask("job")
+    with pytest.raises(ForeignValue, match="'job'"):
+        await other.once("job", Body("again"), remember=ValueError)
+    with pytest.raises(IdempotencyNotOwned) as refused:
+        await other.mark_done("job")
+    assert not refused.value.has_result
+    assert await guard.get_result("job") == "HELLO"
 
 
 # Failures

@@ -18,6 +18,7 @@ from fencekit import (
     IdempotencyGuard,
     DistributedLock,
     CanonicalizeError,
+    ForeignValue,
     IdempotencyAbandoned,
     IdempotencyAlreadyDone,
     IdempotencyConflict,
@@ -491,6 +492,20 @@ def test_another_codec_may_remember_results(client: Any, site: Site) -> None:
     with pytest.raises(TypeError, match="encodes to bytes"):
         IdempotencyGuard(client, codec=TextCodec()).once("other", Body("x"))
     assert guard.status("other") == "done"
+
+
+def test_a_memo_of_another_codec_is_a_foreign_value_and_stays(client: Any) -> None:
+    guard, other = IdempotencyGuard(client, codec=Shouting()), IdempotencyGuard(client)
+    guard.once("job", Body("hello"))
+    for ask in (other.try_begin, other.begin, other.get_result):
+        with pytest.raises(ForeignValue, match="'job'"):
+            ask("job")
+    with pytest.raises(ForeignValue, match="'job'"):
+        other.once("job", Body("again"), remember=ValueError)
+    with pytest.raises(IdempotencyNotOwned) as refused:
+        other.mark_done("job")
+    assert not refused.value.has_result
+    assert guard.get_result("job") == "HELLO"
 
 
 # Failures
