@@ -60,13 +60,16 @@ class AddFenceColumn(MigrateOperation):
 def _add(operations: Operations, wanted: AddFenceColumn) -> None:
     connection = operations.get_bind()
     column = fence_token(wanted.name)
-    if operations.get_context().dialect.name != "postgresql" or connection is None:
+    context = operations.get_context()
+    waiting = f"{max(1, round(wanted.lock_timeout * 1000))}ms"
+    if context.dialect.name == "postgresql" and context.as_sql:  # a script cannot try again
+        operations.execute(f"SET lock_timeout = '{waiting}'")
+    if context.dialect.name != "postgresql" or context.as_sql:
         operations.add_column(wanted.table, column, schema=wanted.schema)
         return
-    waiting = f"{max(1, round(wanted.lock_timeout * 1000))}ms"
     before = connection.scalar(text("SHOW lock_timeout"))
     # In an autocommit block there is no transaction that a failure could spoil.
-    alone = connection.get_isolation_level() == "AUTOCOMMIT"
+    alone = getattr(connection.connection.dbapi_connection, "autocommit", None) is True
     setting = text("SELECT set_config('lock_timeout', :limit, :local)")
     for left in reversed(range(wanted.tries)):
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from fencekit import CanonicalizeError, FencedOutError, FenceToken, IdempotencyConflict
 from fencekit.sql import (
@@ -19,7 +20,7 @@ from fencekit.sql import (
     purge_fences,
     purge_operations,
 )
-from tests.sql.site import JOBS, KINDS, Place, done
+from tests.sql.site import JOBS, KINDS, Job, Place, done
 
 pytestmark = pytest.mark.asyncio
 POSTGRES = [kind for kind in KINDS if "sqlite" not in kind]
@@ -161,6 +162,7 @@ async def test_without_a_transaction_nothing_runs(place: Place) -> None:
                 async with inside(operation(given, "b")):
                     raise AssertionError("the body ran")
         await other.close()
+        assert await place.rows(FENCES) == await place.rows(OPERATIONS) == []
 
 
 # Once
@@ -229,6 +231,91 @@ async def test_a_body_that_fails_leaves_neither_effect_nor_row_also_if_the_calle
     assert await ids(place) == [1, 4]
     async with place.open() as given, inside(operation(given, "pay:7")) as pay:
         assert pay.first
+
+
+async def test_a_block_whose_end_fails_leaves_nothing_and_the_caller_goes_on(place: Place) -> None:
+    class Unsayable:
+        def encode(self, value: Any) -> bytes:
+            return b"\xff"
+
+        def decode(self, data: bytes) -> Any:
+            raise AssertionError
+
+    codec = Unsayable()
+    async with place.open() as given:
+        await write(given, 1)
+        with pytest.raises(ValueError, match="UTF-8"):
+            async with inside(operation(given, "pay:7", codec=codec)) as pay:
+                await write(given, 2)
+                pay.result = 1
+        with pytest.raises(ValueError, match="UTF-8"):
+            await done(apply_once(given, "pay:8", result=1, codec=codec))
+        for mark in ("a\0b", "\ud800"):
+            with pytest.raises(ValueError, match="fingerprint"):
+                await done(apply_once(given, "pay:9", fingerprint=mark))
+        await write(given, 3)
+    assert await ids(place) == [1, 3]
+    assert await place.rows(OPERATIONS) == []
+
+
+@pytest.mark.parametrize("place", [kind for kind in KINDS if "session" in kind], indirect=True)
+async def test_what_a_session_has_pending_fails_inside_the_block(place: Place) -> None:
+    await place.fill(JOBS, {"id": 1})
+    async with place.open() as given:
+        given.autoflush = False
+        with pytest.raises(IntegrityError):
+            async with inside(operation(given, "pay:7")):
+                given.add(Job(id=1))
+        await write(given, 2)
+    assert await ids(place) == [1, 2]
+    assert await place.rows(OPERATIONS) == []
+
+
+@pytest.mark.parametrize("place", POSTGRES, indirect=True)
+async def test_a_block_that_hides_an_sql_error_does_not_end_as_if_it_had_committed(
+    place: Place,
+) -> None:
+    async with place.idle() as given:
+        with pytest.raises(DBAPIError):
+            async with inside(operation(given, "pay:7")):
+                with suppress(DBAPIError):
+                    await done(given.execute(text("SELECT 1/0")))
+    async with place.open() as given:
+        await write(given, 1)
+        with pytest.raises(DBAPIError):
+            async with inside(operation(given, "pay:7")):
+                with suppress(DBAPIError):
+                    await done(given.execute(text("SELECT 1/0")))
+        await write(given, 2)
+    assert await ids(place) == [1, 2]
+    assert await place.rows(OPERATIONS) == []
+
+
+async def test_a_body_that_ends_the_callers_transaction_is_told(place: Place) -> None:
+    async with place.idle() as given:
+        for block in (fenced_transaction(given, token(5)), operation(given, "pay:7")):
+            await write(given, 1)
+            with pytest.raises(RuntimeError, match="ended inside"):
+                async with inside(block):
+                    await done(given.rollback())
+                    await write(given, 2)
+            await done(given.rollback())
+    assert await ids(place) == []
+
+
+@pytest.mark.parametrize("place", POSTGRES, indirect=True)
+async def test_a_key_that_can_neither_be_written_nor_read_is_told(place: Place) -> None:
+    async with place.open(plain=True) as given:
+        for statement in (
+            "CREATE OR REPLACE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql "
+            "AS 'BEGIN RETURN NULL; END'",
+            "CREATE TRIGGER nothing BEFORE INSERT ON fencekit_operations "
+            "FOR EACH ROW EXECUTE FUNCTION nothing()",
+        ):
+            await done(given.execute(text(statement)))
+        with pytest.raises(RuntimeError, match="pay:7"):
+            await done(apply_once(given, "pay:7"))
+        await done(given.execute(text("DROP TRIGGER nothing ON fencekit_operations")))
 
 
 async def test_an_operation_under_an_old_token_is_refused(place: Place) -> None:

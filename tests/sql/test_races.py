@@ -15,10 +15,11 @@ from sqlalchemy import Connection, Engine, create_engine, delete, select, text, 
 from sqlalchemy.exc import DBAPIError
 
 from fencekit import FencedOutError, FenceToken
-from fencekit.errors import RowMissing
+from fencekit.errors import RowExists, RowMissing
 from fencekit.sql import (
     execute_fenced,
     fenced_delete,
+    fenced_insert,
     fenced_transaction,
     fenced_update,
     fenced_upsert,
@@ -63,7 +64,7 @@ class Session:
             try:
                 if self.failed is None:
                     step(self)
-            except (FencedOutError, RowMissing, DBAPIError) as error:
+            except (FencedOutError, RowExists, RowMissing, DBAPIError) as error:
                 self.failed = error
                 self.connection.rollback()
             except BaseException as error:
@@ -276,3 +277,32 @@ def test_of_two_writers_with_one_version_exactly_one_wins(engine: Engine, level:
             assert outcomes["new"] is None, round_
         assert None in outcomes.values()
         assert state == ("new" if outcomes["new"] is None else "old"), round_
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_stale_insert_of_several_rows_is_stale_whichever_of_them_is_newer(
+    engine: Engine, level: str
+) -> None:
+    # S2: one row is there, and older; the other is being inserted by a newer holder
+    with engine.begin() as connection:
+        connection.execute(delete(JOBS))
+        connection.execute(JOBS.insert().values(id=1, fence_token=4))
+    rows = [{"id": 1}, {"id": 2}]
+    steps = [
+        [
+            lambda s: s.connection.begin(),
+            lambda s: execute_fenced(s.connection, fenced_insert(JOBS, OLD, values=rows)),
+            end("commit"),
+        ],
+        [
+            lambda s: s.connection.begin(),
+            lambda s: execute_fenced(s.connection, fenced_insert(JOBS, NEW, values=rows[1])),
+            end("commit"),
+        ],
+    ]
+    old, new = play(engine, level, (1, 1, 0, 0, 1, 0), steps)
+    assert new.committed
+    if level == "READ COMMITTED":
+        assert isinstance(old.failed, FencedOutError)
+    else:
+        assert isinstance(old.failed, (FencedOutError, DBAPIError))
