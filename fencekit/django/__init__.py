@@ -6,15 +6,18 @@ Add ``"fencekit.django"`` to ``INSTALLED_APPS`` for the tables of `fenced_transa
 
 from __future__ import annotations
 
+from .purging import purge_fences, purge_operations
 from .queries import afenced_update, fenced_update
-from .transactions import Applied, apply_once, fenced_transaction, operation, purge_operations
+from .transactions import Applied, OperationBlock, apply_once, fenced_transaction, operation
 
 __all__ = [
     "Applied",
+    "OperationBlock",
     "afenced_update",
     "apply_once",
     "fenced_transaction",
     "fenced_update",
     "operation",
+    "purge_fences",
     "purge_operations",
 ]

@@ -8,18 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F
-from django.db.models.functions import Now
 
 from fencekit import Codec, FenceToken, IdempotencyConflict, JsonCodec
-from fencekit.fencing import check_sequence, in_order, refusal, stored
+from fencekit.fencing import (
+    as_text,
+    check_fingerprint,
+    check_sequence,
+    in_order,
+    refusal,
+    stored,
+)
 
 Tokens = FenceToken | Iterable[FenceToken]
+
+TRIES = 5
+"""Claims of a key that somebody purges between our looks."""
 
 _TAKE = """\
 INSERT INTO fencekit_fences AS known (kind, resource, token, sequence, at) VALUES {rows}
@@ -53,7 +60,7 @@ def fenced_transaction(
     ...         order.save()
     """
     tokens, position = in_order(token), check_sequence(sequence)
-    connection = _connection(using)
+    connection = connection_of(using)
     with transaction.atomic(using=using):
         _take(connection, tokens, position)
         yield
@@ -87,12 +94,14 @@ def apply_once(
     >>> def charge(order):  # under transaction.atomic()
     ...     return apply_once(f"charge:{order.pk}", result={"receipt": 1}).first
     """
-    known = _claim(operation_key, token, result, fingerprint, codec or JsonCodec(), using)
+    wanted = _request(operation_key, token, fingerprint, codec, using)
+    text = None if result is None else as_text(wanted.codec.encode(result))
+    known = _claim(wanted, text)
     return Applied(True, result) if known is None else known
 
 
-class _Block:
-    """What ``with operation(...)`` gives."""
+class OperationBlock:
+    """What ``with operation(...)`` gives: whether to apply the effect, and its result."""
 
     def __init__(self, known: Applied | None, key: str) -> None:
         self._known, self._key, self._result = known, key, None
@@ -125,7 +134,7 @@ def operation(
     fingerprint: str | None = None,
     codec: Codec | None = None,
     using: str = "default",
-) -> Iterator[_Block]:
+) -> Iterator[OperationBlock]:
     """Apply an effect once per key, as a block: do it if ``first``, and set ``result``.
 
     A block of ``transaction.atomic``: if the body raises, neither its writes nor the operation's
@@ -138,40 +147,19 @@ def operation(
     ...             charge.result = {"receipt": 1}
     ...     return charge.result
     """
-    chosen = codec or JsonCodec()
+    wanted = _request(operation_key, token, fingerprint, codec, using)
     with transaction.atomic(using=using):
-        known = _claim(operation_key, token, None, fingerprint, chosen, using)
-        block = _Block(known, operation_key)
+        block = OperationBlock(_claim(wanted, None), operation_key)
         yield block
         if block.first and block.result is not None:
-            text = chosen.encode(block.result).decode()
-            with connections[using].cursor() as cursor:
-                key = stored(operation_key, "key")
+            text = as_text(wanted.codec.encode(block.result))
+            with wanted.connection.cursor() as cursor:
                 sql = "UPDATE fencekit_operations SET result = %s WHERE key = %s"
-                cursor.execute(sql, [text, key])
+                cursor.execute(sql, [text, wanted.key])
 
 
-def purge_operations(older_than: timedelta, *, batch: int = 1000, using: str = "default") -> int:
-    """Delete up to ``batch`` operations that are older, and return how many; repeat until 0.
-
-    >>> from datetime import timedelta
-    >>> from fencekit.django import purge_operations
-    >>> def nightly():
-    ...     while purge_operations(timedelta(days=30)):
-    ...         pass
-    """
-    from fencekit.django.models import Operation
-
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch is a number of rows, 1 or more, not {batch!r}")
-    rows = Operation.objects.using(using)
-    old = rows.annotate(now=Now()).filter(at__lt=F("now") - older_than).order_by("at")
-    keys = list(old.values_list("pk", flat=True)[:batch])
-    number: int = rows.filter(pk__in=keys).delete()[0]
-    return number
-
-
-def _connection(using: str) -> BaseDatabaseWrapper:
+def connection_of(using: str) -> BaseDatabaseWrapper:
+    """Return the connection; ``NotImplementedError`` where the tables cannot be used."""
     connection = connections[using]
     if connection.vendor not in ("postgresql", "sqlite"):
         raise NotImplementedError(
@@ -197,46 +185,74 @@ def _take(connection: BaseDatabaseWrapper, tokens: list[FenceToken], sequence: i
                 cursor.execute(
                     f"SELECT token, sequence FROM fencekit_fences {where}", [kind, resource]
                 )
-                current, at = cursor.fetchone()
-                raise refusal(token, sequence, "fencekit_fences", current, at)
+                row = cursor.fetchone()
+                if row is None:
+                    raise _lost(f"the fence of {token.resource!r}", "fencekit_fences")
+                raise refusal(token, sequence, "fencekit_fences", *row)
 
 
-def _claim(
+def _lost(what: str, table: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} can be neither inserted into {table} nor read from it: look for a trigger, a rule "
+        "or row level security on that table"
+    )
+
+
+@dataclass(frozen=True)
+class _Request:
+    """An operation, checked before anything is sent."""
+
+    name: str
+    key: str
+    tokens: list[FenceToken]
+    fingerprint: str | None
+    codec: Codec
+    connection: BaseDatabaseWrapper
+
+
+def _request(
     operation_key: str,
     token: Tokens | None,
-    result: Any,
     fingerprint: str | None,
-    codec: Codec,
+    codec: Codec | None,
     using: str,
-) -> Applied | None:
+) -> _Request:
+    return _Request(
+        name=operation_key,
+        key=stored(operation_key, "key"),
+        tokens=[] if token is None else in_order(token),
+        fingerprint=check_fingerprint(fingerprint),
+        codec=codec or JsonCodec(),
+        connection=connection_of(using),
+    )
+
+
+def _claim(wanted: _Request, text: str | None) -> Applied | None:
     """None if the operation is the caller's to apply, else what became of it before."""
-    key = stored(operation_key, "key")
-    if fingerprint is not None and not isinstance(fingerprint, str):
-        raise TypeError(f"fingerprint is text, not {type(fingerprint).__name__}")
-    tokens = [] if token is None else in_order(token)
-    text = None if result is None else codec.encode(result).decode()
-    connection = _connection(using)
+    connection, tokens, fingerprint = wanted.connection, wanted.tokens, wanted.fingerprint
     if not connection.in_atomic_block:
         raise ValueError("there is no open transaction, so nothing would be held: use atomic()")
     if tokens:
         _take(connection, tokens, None)
     with connection.cursor() as cursor:
-        while True:
-            number = tokens[0].value if tokens else None
-            cursor.execute(_CLAIM, [key, number, fingerprint, text])
+        number = tokens[0].value if tokens else None
+        for _ in range(TRIES):
+            cursor.execute(_CLAIM, [wanted.key, number, fingerprint, text])
             if cursor.fetchone():
                 return None
             known = "SELECT fingerprint, result FROM fencekit_operations WHERE key = %s"
-            cursor.execute(known, [key])
+            cursor.execute(known, [wanted.key])
             row = cursor.fetchone()
             if row is not None:  # else it was purged in between
                 break
+        else:
+            raise _lost(f"operation {wanted.name!r}", "fencekit_operations")
     if fingerprint is not None and row[0] not in (None, fingerprint):
         raise IdempotencyConflict(
-            f"operation {operation_key!r} is known with another fingerprint: the same key was used "
+            f"operation {wanted.name!r} is known with another fingerprint: the same key was used "
             "for different input",
-            key=operation_key,
+            key=wanted.name,
             fingerprint=fingerprint,
             known=row[0],
         )
-    return Applied(False, None if row[1] is None else codec.decode(row[1].encode()))
+    return Applied(False, None if row[1] is None else wanted.codec.decode(row[1].encode()))

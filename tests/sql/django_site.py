@@ -9,6 +9,18 @@ import django
 from django.conf import settings
 
 
+class Router:
+    """Where reads go; ``reads`` is set by a case that has a replica."""
+
+    reads: str | None = None
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return self.reads
+
+    def allow_relation(self, *objects: Any, **hints: Any) -> bool:
+        return True
+
+
 def setup(url: str) -> None:
     """Configure Django for a database: ``sqlite:FILE`` or ``postgresql://user@host:port/name``."""
     if url.startswith("sqlite:"):
@@ -27,8 +39,10 @@ def setup(url: str) -> None:
             "HOST": host,
             "PORT": port,
         }
+    replica = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     settings.configure(
-        DATABASES={"default": database},
+        DATABASES={"default": database, "replica": replica},
+        DATABASE_ROUTERS=["tests.sql.django_site.Router"],
         INSTALLED_APPS=["fencekit.django", "tests.sql.django_app"],
         USE_TZ=True,
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
