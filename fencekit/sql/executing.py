@@ -21,6 +21,7 @@ from sqlalchemy import (
     Insert,
     Row,
     Update,
+    and_,
     case,
     func,
     literal_column,
@@ -107,8 +108,9 @@ def _execute(
 ) -> Written:
     target = facts.target
     key = target.pinned(facts.where)
-    if key is not None:
-        facts = replace(facts, key=key, most=1)
+    if key is not None:  # what else the condition says, a newer holder may have changed
+        row = and_(*(target.source.c[name] == value for name, value in key.items()))
+        facts = replace(facts, key=key, most=1, where=row)
     connection = connection_of(given, target.mapper, target.table)
     dialect = connection.dialect.name
     if facts.verb in ("insert", "upsert") and dialect not in ("postgresql", "sqlite"):

@@ -72,6 +72,19 @@ async def test_a_row_that_is_not_there_is_missing_and_not_stale(place: Place) ->
     assert (error.table, error.key, error.token, error.written) == ("jobs", {"id": 1}, 7, 0)
 
 
+async def test_a_row_that_a_newer_holder_moved_out_of_the_condition_is_stale(place: Place) -> None:
+    await place.fill(JOBS, {"id": 1, "state": "done", "fence_token": 8}, {"id": 2, "state": "done"})
+
+    def claim(number: int) -> Any:
+        where = (JOBS.c.id == number) & (JOBS.c.state == "new")
+        return fenced_update(JOBS, 7, where=where, values={"state": "mine"})
+
+    with pytest.raises(FencedOutError):
+        await run(place, claim(1))
+    with pytest.raises(RowMissing):  # nobody newer: it is just not new
+        await run(place, claim(2))
+
+
 async def test_null_is_never_fenced_and_an_owner_that_was_cleared_clears_no_fence(
     place: Place,
 ) -> None:
