@@ -443,7 +443,7 @@ def test_one_renewal_that_hangs_costs_its_own_lease_only(
     leave = seam.Event()
 
     def hold(name: str) -> LockHandle:
-        with through.lock.hold(name, ttl=2) as handle:
+        with through.lock.hold(name, ttl=4) as handle:
             leave.wait(30)
         return handle
 
@@ -453,7 +453,7 @@ def test_one_renewal_that_hangs_costs_its_own_lease_only(
     tokens = {name: own.lock(name)["token"] for name in names}
     proxy.stall_matching(b"{n7}:lock")
     both.until(lambda: count(through.events, Lost))
-    seam.sleep(0.7)  # one more beat
+    seam.sleep(1.4)  # one more beat
     alive = {name for name in names if own.lock(name).get("token") == tokens[name]}
     assert alive == set(names) - {"n7"}
     (lost,) = [event for event in through.events if isinstance(event, Lost)]
