@@ -355,8 +355,8 @@ def test_a_refused_copy_does_not_count_as_an_earlier_release(own: Site) -> None:
     own.admin.pexpire(own.keys.lock("a"), 1000)
     own.admin.config_set("min-replicas-to-write", 1)
     releasing = both.Running(lambda: lock.release(handle))
+    both.until(lambda: "errorstat_NOREPLICAS" in own.admin.info("errorstats"))
     both.until(lambda: own.lock("a") == {})
-    assert not releasing.done
     own.admin.config_set("min-replicas-to-write", 0)
     with pytest.raises(LockNotOwned, match="it lapsed"):
         releasing.result()
