@@ -154,3 +154,25 @@ def failure(kept: bytes | None) -> dict[str, Any]:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Started:
+    """Which tokens this guard's own plain starts were given, for as long as their records live."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, tuple[int, float]] = {}
+        self._sweep_at = 1024
+
+    def put(self, key: str, token: int, ttl: float) -> None:
+        moment = _policy.now()
+        if len(self._tokens) >= self._sweep_at:
+            alive = {name: known for name, known in self._tokens.items() if known[1] >= moment}
+            self._tokens, self._sweep_at = alive, max(1024, 2 * len(alive))
+        self._tokens[key] = (token, moment + ttl)
+
+    def get(self, key: str) -> int | None:
+        known = self._tokens.get(key)
+        return None if known is None else known[0]
+
+    def drop(self, key: str) -> None:
+        self._tokens.pop(key, None)

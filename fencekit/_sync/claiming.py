@@ -21,7 +21,7 @@ from fencekit._sync.holding import ThreadBeats
 from fencekit._codec import Codec
 from fencekit._lease import Lease, Subject
 from fencekit._seam import threads as seam
-from fencekit._terms import MISSING, Terms, failure, shown
+from fencekit._terms import MISSING, Started, Terms, failure, shown
 from fencekit.errors import (
     FenceKitError,
     ForeignValue,
@@ -44,28 +44,6 @@ from fencekit.events import (
     logger,
 )
 from fencekit.records import BeginOutcome, Claim, FenceToken
-
-
-class Started:
-    """Which tokens this guard's own plain starts were given, for as long as their records live."""
-
-    def __init__(self) -> None:
-        self._tokens: dict[str, tuple[int, float]] = {}
-        self._sweep_at = 1024
-
-    def put(self, key: str, token: int, ttl: float) -> None:
-        moment = _policy.now()
-        if len(self._tokens) >= self._sweep_at:
-            alive = {name: known for name, known in self._tokens.items() if known[1] >= moment}
-            self._tokens, self._sweep_at = alive, max(1024, 2 * len(alive))
-        self._tokens[key] = (token, moment + ttl)
-
-    def get(self, key: str) -> int | None:
-        known = self._tokens.get(key)
-        return None if known is None else known[0]
-
-    def drop(self, key: str) -> None:
-        self._tokens.pop(key, None)
 
 
 class Claiming:

@@ -9,6 +9,7 @@ Rules this module obeys:
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from fencekit.sql._running import AnyAsyncConnection, AnyConnection, is_async, r
 C = TypeVar("C", bound=AnyConnection | AnyAsyncConnection)
 
 
-class Block(Generic[C]):
+class Block(ABC, Generic[C]):
     """``with`` on a blocking connection or session, ``async with`` on one of asyncio's."""
 
     def __init__(self, connection: C) -> None:
@@ -83,8 +84,9 @@ class Block(Generic[C]):
         if begun is not None:
             begun.__exit__(kind, error, traceback)
 
+    @abstractmethod
     def _enter(self, given: Any) -> None:
-        raise NotImplementedError
+        """What is to be done once a transaction is open."""
 
     def _leave(self, given: Any, *, failed: bool) -> None:
         """What is to be done before the transaction ends."""
