@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,10 @@ def servers(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def site(servers: Any) -> Iterator[Site]:
-    """The servers, emptied."""
+    """The servers, emptied, and nothing under way from the test before."""
+    for thread in threading.enumerate():
+        if thread.name == "fencekit-undo":
+            thread.join(5)
     site = Site(servers)
     yield site
     site.close()
