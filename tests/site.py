@@ -124,10 +124,17 @@ class Site:
 
     def calls(self, command: str = "evalsha") -> int:
         """How often clients have asked for this command."""
+        return self._told_of(command, "calls")
+
+    def failed_calls(self, command: str = "evalsha") -> int:
+        """How many of those the server answered with an error."""
+        return self._told_of(command, "failed_calls")
+
+    def _told_of(self, command: str, count: str) -> int:
         options = {"target_nodes": "all"} if self.clustered else {}
         told = self.admin.info("commandstats", **options)
         tables = told.values() if self.clustered else [told]
-        return sum(table.get(f"cmdstat_{command}", {}).get("calls", 0) for table in tables)
+        return sum(table.get(f"cmdstat_{command}", {}).get(count, 0) for table in tables)
 
 
 def standing(lock: Any, resource: str) -> int:
