@@ -7,11 +7,13 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     Table,
     TypeDecorator,
     UniqueConstraint,
+    bindparam,
     inspect,
     or_,
 )
@@ -24,6 +26,8 @@ from sqlalchemy.sql.selectable import Alias
 
 FENCE = "fence_token"
 """The name that a fence column has unless another one is given."""
+
+_BOOLEAN = Boolean()
 
 
 class Target:
@@ -100,9 +104,14 @@ class Target:
             name = self.mapper.class_.__name__
             raise ValueError(f"{name} has no attribute for {column}: pass the table") from None
 
-    def fresh(self, token: int) -> ColumnElement[bool]:
+    def bound(self, token: int) -> BindParameter[int]:
+        """The token as a parameter, which a statement that sets and compares it sends once."""
+        return bindparam(self.own.key, token, self.own.type, unique=True)
+
+    def fresh(self, token: BindParameter[int]) -> ColumnElement[bool]:
         """Whether a row admits a write with this token. NULL is "never fenced", and admits it."""
-        passes: ColumnElement[bool] = self.fence <= token
+        # What `fence <= token` returns, in a third of its time: a tenth of building an UPDATE.
+        passes = BinaryExpression(self.fence, token, operators.le, type_=_BOOLEAN)
         return or_(self.fence.is_(None), passes) if self.fence.nullable else passes
 
     def columns(self, given: Any, what: str) -> dict[Column[Any], Any]:

@@ -94,13 +94,11 @@ def fenced_update(
     ...     Column("status", Text), fence_token())
     >>> print(fenced_update(jobs, 41, where=jobs.c.id == 7, values={"status": "done"}))
     UPDATE jobs SET status=:status, fence_token=:fence_token
-    WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token_1
+    WHERE jobs.id = :id_1 AND jobs.fence_token <= :fence_token
     """
     found = Target(target, fence)
     setting = found.columns(values, "values")
-    facts = _fenced("update", found, token, check_where(where), values=setting)
-    statement = update(target).where(where, found.fresh(facts.token))
-    return _with(statement.values(facts.values), facts)
+    return _update(target, _fenced("update", found, token, check_where(where), values=setting))
 
 
 def fenced_update_many(
@@ -137,9 +135,7 @@ def fenced_update_many(
         )
         for column in changed
     }
-    facts = _fenced("update", found, token, where, len(table), values)
-    statement = update(target).where(where, found.fresh(facts.token))
-    return _with(statement.values(facts.values), facts)
+    return _update(target, _fenced("update", found, token, where, len(table), values))
 
 
 def fenced_delete(
@@ -168,7 +164,8 @@ def fenced_delete(
         return fenced_update(target, token, where=where, values=tombstone, fence=fence)
     found = Target(target, fence)
     facts = _fenced("delete", found, token, check_where(where))
-    return _with(delete(target).where(where, found.fresh(facts.token)), facts)
+    fresh = found.fresh(found.bound(facts.token))
+    return _with(delete(target).where(where, fresh), facts)
 
 
 def fenced_insert(
@@ -242,9 +239,18 @@ def fenced_upsert(
     statement = statement.on_conflict_do_update(
         index_elements=keys,
         set_={column: statement.excluded[column.key] for column in (*taken, found.own)},
-        where=found.fresh(token_value(token)),
+        where=found.fresh(found.bound(token_value(token))),
     )
     return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))
+
+
+def _update(target: Any, facts: Fenced) -> Update:
+    """The UPDATE of what the caller gave."""
+    found = facts.target
+    token = found.bound(facts.token)
+    values = {**facts.values, found.key_of(found.own): token}
+    statement = update(target).where(facts.where, found.fresh(token)).values(values)
+    return _with(statement, facts)
 
 
 def _with(statement: S, facts: Fenced) -> S:
