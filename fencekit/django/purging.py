@@ -9,6 +9,8 @@ from django.db import transaction
 from django.db.models import Model
 from django.db.models.functions import Now
 
+from fencekit._purging import check_purge
+from fencekit.django._databases import check_database
 from fencekit.django.transactions import connection_of
 
 
@@ -16,7 +18,10 @@ def purge_operations(older_than: timedelta, *, batch: int = 1000, using: str = "
     """Delete up to ``batch`` operations that are older, and return how many; repeat until 0.
 
     A forgotten key is applied again if it is delivered again: keep them for longer than your
-    broker can redeliver. Rows that another purge is at are left to it.
+    broker can redeliver. Rows that another purge is at are left to it. ``older_than`` is at most
+    100 years, ``batch`` at most 10,000.
+
+    Raises ``TypeError`` or ``ValueError`` for what cannot be meant, before anything is sent.
 
     >>> from datetime import timedelta
     >>> from fencekit.django import purge_operations
@@ -33,6 +38,7 @@ def purge_fences(older_than: timedelta, *, batch: int = 1000, using: str = "defa
     """Delete up to ``batch`` fences that nobody wrote under for so long; repeat until 0.
 
     A forgotten fence lets an old token pass: keep them for much longer than a worker can be frozen.
+    Otherwise as `purge_operations`.
 
     >>> from datetime import timedelta
     >>> from fencekit.django import purge_fences
@@ -46,21 +52,14 @@ def purge_fences(older_than: timedelta, *, batch: int = 1000, using: str = "defa
 
 
 def _purge(model: type[Model], older_than: timedelta, batch: int, using: str) -> int:
-    if not isinstance(older_than, timedelta):
-        raise TypeError(f"older_than is a timedelta, not {type(older_than).__name__}")
-    if older_than < timedelta(0):
-        raise ValueError(f"older_than is not negative, as {older_than} is")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch is a number of rows, 1 or more, not {batch!r}")
+    check_purge(older_than, batch)
+    vendor = connection_of(check_database(using)).vendor
     old = model._base_manager.using(using).filter(at__lt=Now() - older_than)
     first: Any = old.order_by("at").values_list("pk", flat=True)
     # The age is asked for in the DELETE as well: a row may have been written anew since the look.
     # Deleted as rows and not as objects, since with a receiver of pre_delete it would be by key.
-    number: int
-    if connection_of(using).vendor == "sqlite":  # one statement, one writer
-        number = old.filter(pk__in=first[:batch])._raw_delete(using)
-        return number
+    if vendor == "sqlite":  # one statement, one writer
+        return int(old.filter(pk__in=first[:batch])._raw_delete(using))
     with transaction.atomic(using=using):
         keys = list(first.select_for_update(skip_locked=True)[:batch])
-        number = old.filter(pk__in=keys)._raw_delete(using) if keys else 0
-    return number
+        return int(old.filter(pk__in=keys)._raw_delete(using)) if keys else 0

@@ -8,8 +8,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 from fencekit.sql._target import FENCE
 
 
-def fence_token(name: str = FENCE) -> Column[int]:
+def fence_token(name: str = FENCE, *, nullable: bool = False) -> Column[int]:
     """Return a fence column: BIGINT NOT NULL DEFAULT 0, so that any token is newer than none.
+
+    With ``nullable`` for a table whose column can hold NULL, which then is "never fenced": only of
+    a column that is declared so do the statements write such rows.
+
+    Raises ``TypeError`` or ``ValueError`` for a name or a flag that is none.
 
     >>> from sqlalchemy import Column, Integer, MetaData, Table
     >>> from fencekit.sql import fence_token
@@ -17,11 +22,25 @@ def fence_token(name: str = FENCE) -> Column[int]:
     >>> jobs.c.fence_token.nullable
     False
     """
-    return Column(name, BigInteger, nullable=False, default=0, server_default=text("0"))
+    check_name(name)
+    if not isinstance(nullable, bool):
+        raise TypeError(f"nullable is a bool, not {type(nullable).__name__}")
+    return Column(name, BigInteger, nullable=nullable, default=0, server_default=text("0"))
+
+
+def check_name(name: object, what: str = "name") -> None:
+    """Refuse what cannot be the name of a column, table or schema."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is text, not {type(name).__name__}")
+    if not name:
+        raise ValueError(f"{what} is empty")
 
 
 class FencedMixin:
-    """Gives a mapped class the fence column ``fence_token``; for another name, declare it yourself.
+    """Gives a mapped class the fence column ``fence_token``, NOT NULL.
+
+    For another name, or a column that can hold NULL, declare it in the class instead:
+    ``fence = fence_token("fence", nullable=True)``.
 
     >>> from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
     >>> from fencekit.sql import FencedMixin

@@ -8,10 +8,9 @@ from typing import Any, overload
 
 from sqlalchemy import Table, delete, func, select, tuple_
 
+from fencekit._purging import check_purge
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
 from fencekit.sql.tables import FENCES, OPERATIONS
-
-LONG_AGO = timedelta(days=36525)
 
 
 @overload
@@ -40,7 +39,10 @@ def purge_operations(
     """Delete up to ``batch`` operations that are older, and return how many; commit and repeat.
 
     A forgotten key is applied again if it is delivered again: keep them for longer than your
-    broker can redeliver. Rows that another purge is at are left to it.
+    broker can redeliver. Rows that another purge is at are left to it. ``older_than`` is at most
+    100 years, ``batch`` at most 10,000.
+
+    Raises ``TypeError`` or ``ValueError`` for what cannot be meant, before anything is sent.
 
     >>> from datetime import timedelta
     >>> from sqlalchemy import create_engine
@@ -51,7 +53,7 @@ def purge_operations(
     ...     purge_operations(connection, timedelta(days=30))
     0
     """
-    return _purge(connection, older_than, batch, table)  # type: ignore[no-any-return]
+    return _purge(connection, older_than, batch, table, OPERATIONS)  # type: ignore[no-any-return]
 
 
 @overload
@@ -76,6 +78,7 @@ def purge_fences(
     """Delete up to ``batch`` fences that nobody wrote under for so long; commit and repeat.
 
     A forgotten fence lets an old token pass: keep them for much longer than a worker can be frozen.
+    Otherwise as `purge_operations`.
 
     >>> from datetime import timedelta
     >>> from sqlalchemy import create_engine
@@ -86,29 +89,30 @@ def purge_fences(
     ...     purge_fences(connection, timedelta(days=30))
     0
     """
-    return _purge(connection, older_than, batch, table)  # type: ignore[no-any-return]
+    return _purge(connection, older_than, batch, table, FENCES)  # type: ignore[no-any-return]
 
 
-def _purge(connection: Any, older_than: timedelta, batch: int, table: Table) -> Any:
-    if not isinstance(older_than, timedelta):
-        raise TypeError(f"older_than is a timedelta, not {type(older_than).__name__}")
-    if not timedelta(0) <= older_than <= LONG_AGO:
-        raise ValueError(f"older_than is between 0 and 100 years, not {older_than}")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise ValueError(f"batch is a number of rows, 1 or more, not {batch!r}")
+def _purge(connection: Any, older_than: timedelta, batch: int, table: Table, usual: Table) -> Any:
+    check_purge(older_than, batch)
+    _check_table(table, usual)
 
     def work(given: Any) -> int:
         own = connection_of(given, table=table)
         now = own.execute(select(func.now())).scalar_one()  # the database's clock, not ours
         keys = list(table.primary_key)
         aged = table.c.at < now - older_than
-        old = select(*keys).where(aged).order_by(table.c.at).limit(batch)
+        old: Any = select(*keys).where(aged).order_by(table.c.at).limit(batch)
         if own.dialect.name == "postgresql":
-            old = old.with_for_update(skip_locked=True)
-        found = [tuple(row) for row in own.execute(old)]
-        if found:
-            # Looked at again: without a transaction it may have been applied anew meanwhile.
-            return int(own.execute(delete(table).where(tuple_(*keys).in_(found), aged)).rowcount)
-        return 0
+            # A subquery could be run for each row, and pass the limit; this runs once.
+            old = select(old.with_for_update(skip_locked=True).cte("fencekit_old"))
+        # The age is asked for again: a row may have been written anew until it is locked.
+        return int(own.execute(delete(table).where(tuple_(*keys).in_(old), aged)).rowcount)
 
     return run(connection, work)
+
+
+def _check_table(table: object, usual: Table) -> None:
+    """Refuse the other one of the two tables, of which everything would be forgotten."""
+    names = usual.columns.keys()
+    if not isinstance(table, Table) or not set(names) <= set(table.columns.keys()):
+        raise TypeError(f"table is a Table with the columns {', '.join(names)}, not {table!r}")

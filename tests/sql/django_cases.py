@@ -21,6 +21,7 @@ import pytest  # noqa: E402
 from asgiref.sync import sync_to_async  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connection, connections, models, transaction  # noqa: E402
+from django.utils import timezone  # noqa: E402
 
 import fencekit  # noqa: E402
 from fencekit import FencedOutError, FenceToken, IdempotencyConflict  # noqa: E402
@@ -41,6 +42,7 @@ from tests.sql.django_app.models import (  # noqa: E402
     Order,
     ProxyTag,
     Rush,
+    Shelf,
     Tag,
 )
 
@@ -114,13 +116,6 @@ def case_what_cannot_be_meant_is_refused() -> None:
             fenced_update(Old.objects.all(), 5, fence_field="small")
         with pytest.raises(ValueError, match="atomic"):
             apply_once("a")
-        for purge in (purge_operations, purge_fences):
-            with pytest.raises(ValueError, match="batch"):
-                purge(timedelta(1), batch=0)
-            with pytest.raises(TypeError, match="older_than"):
-                purge(30)  # type: ignore[arg-type]
-            with pytest.raises(ValueError, match="older_than"):
-                purge(timedelta(-1))
         with pytest.raises(TypeError, match="fingerprint"):
             apply_once("a", fingerprint=7)  # type: ignore[arg-type]
         for broken in ("a\0b", "\ud800"):
@@ -131,6 +126,103 @@ def case_what_cannot_be_meant_is_refused() -> None:
         with pytest.raises(ValueError, match="text"):
             apply_once("a", result=1, codec=Raw())
     assert counted.number == 0
+
+
+def case_fields_and_values_that_cannot_be_written_are_refused() -> None:
+    shelves, orders = Shelf.objects.filter(pk=1), Order.objects.filter(pk=1)
+    stranger = Order(pk=1)
+    rank = models.Window(models.functions.RowNumber(), order_by="pk")
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        (orders, {"nope": 1}, ValueError, "'nope'.*it has id, customer, status"),
+        (orders, {"pk": 1}, ValueError, "'pk'"),
+        (orders, {5: 1}, TypeError, "int"),
+        (orders, {None: 1}, TypeError, "NoneType"),
+        (orders, {"customer__name": "x"}, ValueError, "customer__name"),
+        (orders, {"item": 1}, TypeError, "ManyToOneRel"),
+        (orders, {"rush": 1}, TypeError, "OneToOneRel"),
+        (shelves, {"owners": 1}, TypeError, "ManyToManyField"),
+        (shelves, {"label": "x"}, ValueError, "'label'"),
+        (shelves, {"made": "some day"}, ValueError, "some day"),
+        (shelves, {"tries": "many"}, ValueError, "many"),
+        (shelves, {"tries": []}, TypeError, "tries"),
+        (orders, {"customer": None, "customer_id": 1}, ValueError, "customer twice"),
+        (orders, {"customer": stranger}, TypeError, "Order: it takes a Customer"),
+        (orders, {"customer": Customer()}, ValueError, "Customer"),
+        (orders, {"status": stranger}, TypeError, "status"),
+        (orders, {"status": models.F("customer__name")}, ValueError, "Joined"),
+        (orders, {"status": models.F("nope")}, ValueError, "nope"),
+        (orders, {"tries": models.Count("pk")}, ValueError, "Aggregate"),
+        (orders, {"tries": rank}, ValueError, "Window"),
+        (orders, {"tries": models.F}, TypeError, "the class F"),
+        (orders, {"tries": orders}, TypeError, "whole rows"),
+        (orders, {"tries": orders.values("pk", "tries")}, TypeError, "whole rows"),
+    ]
+    if hasattr(models, "GeneratedField"):
+        cases.append((shelves, {"doubled": 1}, TypeError, "computes"))
+    with connection.execute_wrapper(counted := Counter()):
+        for rows, updates, error, said in cases:
+            with pytest.raises(error, match=said):
+                fenced_update(rows, 5, updates)
+    assert counted.number == 0
+    for rows, updates, error, said in cases:
+        with pytest.raises(error, match=said), transaction.atomic():
+            fenced_update(rows, 5, updates, raise_on_stale=True)
+    one = Customer.objects.create(name="bob")
+    Order.objects.create(pk=1)
+    assert fenced_update(orders, 5, {"customer": one, "tries": orders.values("pk")})
+    assert fenced_update(orders, 5, {"customer_id": one.pk})
+    assert list(orders.values_list("customer", "tries")) == [(one.pk, 1)]
+
+
+def case_a_fence_field_that_cannot_be_meant_is_refused() -> None:
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        (Order, "nope", ValueError, "fence_field is 'nope'"),
+        (Order, None, TypeError, "fence_field"),
+        (Order, 5, TypeError, "fence_field"),
+        (Order, "id", TypeError, "primary key"),
+        (Order, "customer", TypeError, "ForeignKey"),
+        (Order, "item", TypeError, "ManyToOneRel"),
+        (Item, "order__fence_token", ValueError, "order__fence_token"),
+        (Shelf, "owners", TypeError, "ManyToManyField"),
+        (Shelf, "label", ValueError, "'label'"),
+    ]
+    if hasattr(models, "GeneratedField"):
+        wrong.append((Shelf, "doubled", TypeError, "computes"))
+    with connection.execute_wrapper(counted := Counter()):
+        for model, name, error, said in wrong:
+            with pytest.raises(error, match=said):
+                fenced_update(model.objects.all(), 5, fence_field=name)
+        for loud in ("no", 1, None):
+            with pytest.raises(TypeError, match="raise_on_stale"):
+                fenced_update(Order.objects.all(), 5, raise_on_stale=loud)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="default, replica"):
+            fenced_update(Order.objects.using("nope"), 5)
+    assert counted.number == 0
+
+
+def case_a_purge_that_cannot_be_meant_is_refused() -> None:
+    wrong: list[tuple[Any, Any, type[Exception], str]] = [
+        (30, {}, TypeError, "older_than"),
+        (None, {}, TypeError, "older_than"),
+        (timedelta(-1), {}, ValueError, "older_than"),
+        (timedelta(days=36526), {}, ValueError, "100 years"),
+        (timedelta.max, {}, ValueError, "100 years"),
+        (timedelta(1), {"batch": 0}, ValueError, "batch"),
+        (timedelta(1), {"batch": 10_001}, ValueError, "10000"),
+        (timedelta(1), {"batch": 10**20}, ValueError, "10000"),
+        (timedelta(1), {"batch": "5"}, TypeError, "batch"),
+        (timedelta(1), {"batch": True}, TypeError, "batch"),
+        (timedelta(1), {"using": None}, TypeError, "using"),
+        (timedelta(1), {"using": "nope"}, ValueError, "default, replica"),
+    ]
+    with connection.execute_wrapper(counted := Counter()):
+        for purge, (age, options, error, said) in itertools.product(
+            (purge_operations, purge_fences), wrong
+        ):
+            with pytest.raises(error, match=said):
+                purge(age, **options)
+    assert counted.number == 0
+    assert purge_operations(timedelta(days=36525), batch=10_000) == 0
 
 
 def with_a_block(**options: Any) -> None:
@@ -165,11 +257,14 @@ def case_what_has_querysets_is_no_queryset() -> None:
 def case_what_django_cannot_update_is_refused() -> None:
     orders = Order.objects.order_by("pk")
     wrong = [orders[:1], orders.union(orders), orders.distinct("status")]
+    groups = orders.order_by().values("status").annotate(n=models.Count("pk"))
     with connection.execute_wrapper(counted := Counter()):
         for rows in wrong:
             for stale in (False, True):
                 with pytest.raises(TypeError, match="pk__in"):
                     fenced_update(rows, 5, {"status": "x"}, raise_on_stale=stale)
+        with pytest.raises(TypeError, match="grouped"):
+            fenced_update(groups.filter(n__gt=1), 5, {"status": "x"})
     assert counted.number == 0
 
 
@@ -220,6 +315,8 @@ def querysets() -> dict[str, models.QuerySet[Any]]:
         "annotate": tries.filter(pk=1, whole=2),
         "annotate relation": orders.annotate(n=models.Count("item")).filter(n__gt=0),
         "aggregate": orders.annotate(n=models.Count("pk")).filter(pk=1, n=1),
+        "values of an aggregate": orders.annotate(n=models.Count("item")).filter(n=2).values("n"),
+        "aggregate by key": orders.values("pk").annotate(n=models.Count("item")).filter(n=2),
         "order_by aggregate": orders.annotate(n=models.Count("item")).filter(n=2).order_by("n"),
         "window": ranked.filter(rank=1),
         "subquery": orders.filter(pk__in=named.values("pk")),
@@ -341,6 +438,52 @@ def case_a_refusal_undoes_what_was_written() -> None:
             fenced_update(Order.objects.all(), 7, {"status": "x"}, raise_on_stale=True)
         assert fenced_update(Order.objects.filter(status="new"), 9, {"tries": 1})
     assert set(Order.objects.values_list("status", "tries")) == {("new", 1)}
+
+
+def case_a_refusal_tells_the_row_that_the_queryset_names() -> None:
+    an_order(fence_token=6)
+    bob = Customer.objects.get()
+    orders = Order.objects.all()
+    cases: list[tuple[Any, dict[str, Any] | None]] = [
+        (orders.filter(pk=1), {"id": 1}),
+        (orders.filter(id="1"), {"id": 1}),
+        (orders.filter(models.Q(status="new") & models.Q(pk=1)), {"id": 1}),
+        (orders.filter(pk=1).filter(status="new").exclude(tries=7), {"id": 1}),
+        (orders.filter(pk=1, customer__name="bob"), {"id": 1}),
+        (orders.filter(customer__name="bob"), None),
+        (orders.filter(customer=bob), None),
+        (orders.filter(models.Q(pk=1) | models.Q(tries=7)), None),
+        (orders.exclude(pk=2), None),
+        (orders.filter(pk=models.F("tries") + 1), None),
+        (orders.filter(item__pk=Item.objects.order_by("pk")[0].pk), None),
+        (orders, None),
+    ]
+    for rows, key in cases:
+        with pytest.raises(FencedOutError) as refused:
+            fenced_update(rows, token(5), {"status": "stale"}, raise_on_stale=True)
+        assert (refused.value.key, refused.value.table) == (key, "django_app_order"), rows.query
+        assert (repr(key) if key else "a row of") in str(refused.value)
+    Rush.objects.create(pk=9, rush_fence=6)
+    with pytest.raises(FencedOutError) as refused:
+        fenced_update(Rush.objects.filter(pk=9), 5, fence_field="rush_fence", raise_on_stale=True)
+    assert refused.value.key == {"order_ptr_id": 9}
+
+
+def case_a_named_row_that_a_newer_holder_moved_away_is_stale_and_not_missing() -> None:
+    Order.objects.create(pk=1, status="shipped", fence_token=6)
+    rows = Order.objects.filter(pk=1, status="new")
+    with pytest.raises(FencedOutError):
+        fenced_update(rows, 5, {"status": "packed"}, raise_on_stale=True)
+    assert not fenced_update(rows, 6, {"status": "packed"}, raise_on_stale=True)
+    assert not fenced_update(rows.none(), 5, {"status": "packed"}, raise_on_stale=True)
+
+
+def case_what_the_queryset_has_read_is_read_again() -> None:
+    Order.objects.create(pk=1)
+    rows = Order.objects.filter(pk=1)
+    assert [order.status for order in rows] == ["new"]
+    assert fenced_update(rows, 5, {"status": "a"})
+    assert [order.status for order in rows] == ["a"]
 
 
 def case_a_replica_is_not_asked() -> None:
@@ -469,6 +612,17 @@ def case_what_is_old_is_forgotten() -> None:
     assert Fence.objects.get().resource == "2"
 
 
+def case_the_largest_batch_is_forgotten_at_once() -> None:
+    old = timezone.now() - timedelta(days=40)
+    number = 10_000
+    Operation.objects.bulk_create(Operation(key=f"pay:{n}", at=old) for n in range(number))
+    Fence.objects.bulk_create(
+        Fence(kind="lock", resource=f"a{n}", token=1, at=old) for n in range(number)
+    )
+    for purge in (purge_operations, purge_fences):
+        assert purge(timedelta(days=30), batch=number) == number
+
+
 def case_what_is_applied_anew_is_not_forgotten() -> None:
     with transaction.atomic():
         for number in range(3):
@@ -553,7 +707,7 @@ def main() -> None:
     for name, case in list(globals().items()):
         if not name.startswith("case_"):
             continue
-        for model in (Item, Rush, Order, Customer, Old, Tag, Fence, Operation):
+        for model in (Item, Rush, Order, Shelf, Customer, Old, Tag, Fence, Operation):
             model.objects.all().delete()
         if inspect.iscoroutinefunction(case):
             asyncio.run(case())

@@ -1,4 +1,5 @@
-"""Fenced models: one with relations, one whose field was added without a default, a child's."""
+"""Fenced models: one with relations, one whose field was added without a default, a child's, one
+whose fields are of many kinds."""
 
 from __future__ import annotations
 
@@ -53,3 +54,22 @@ class ProxyTag(Tag):
 
     class Meta:
         proxy = True
+
+
+class Shelf(models.Model):
+    """A row with fields that are no columns, or that the database computes."""
+
+    owners = models.ManyToManyField(Customer)
+    made = models.DateTimeField(null=True)
+    tries = models.IntegerField(default=0)
+    fence_token = models.BigIntegerField(default=0)
+    if hasattr(models, "GeneratedField"):  # since Django 5
+        doubled = models.GeneratedField(
+            expression=models.F("tries") * 2,
+            output_field=models.BigIntegerField(),
+            db_persist=True,
+        )
+
+    @property
+    def label(self) -> str:
+        return f"shelf {self.pk}"
