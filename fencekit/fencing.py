@@ -1,4 +1,4 @@
-"""What every SQL integration checks before it sends anything: tokens, their order, stored names.
+"""What every SQL integration does without a database: checks, refusals, an operation's facts.
 
 Rules this module obeys: no I/O, no database library; what is wrong is refused with the fact that
 is.
@@ -6,18 +6,28 @@ is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
-from fencekit.errors import FencedOutError
+from fencekit._codec import Codec, JsonCodec
+from fencekit.errors import FencedOutError, IdempotencyConflict
 from fencekit.keys import check_name
 from fencekit.records import FenceToken
 
 __all__ = [
     "LONGEST",
+    "TRIES",
+    "Applied",
+    "OperationBlock",
+    "OperationRequest",
     "as_text",
+    "check_codec",
     "check_fingerprint",
     "check_sequence",
+    "hidden_row",
     "in_order",
+    "operation_request",
     "refusal",
     "stored",
     "token_value",
@@ -25,6 +35,9 @@ __all__ = [
 
 LONGEST = 2048
 """Longest name of a resource or operation as a table holds it: PostgreSQL indexes little more."""
+
+TRIES = 5
+"""Claims of a key that somebody purges between our looks."""
 
 
 def token_value(token: object) -> int:
@@ -117,14 +130,34 @@ def check_fingerprint(fingerprint: object) -> str | None:
     return fingerprint
 
 
+def check_codec(codec: object) -> Codec:
+    """Return a codec; `JsonCodec` for None.
+
+    Raises ``TypeError`` for what does not have ``encode`` and ``decode``, and for a class.
+
+    >>> type(check_codec(None)).__name__
+    'JsonCodec'
+    """
+    if codec is None:
+        return JsonCodec()
+    if isinstance(codec, type):
+        raise TypeError(f"codec is an object, not a class: pass {codec.__name__}()")
+    for verb in ("encode", "decode"):
+        if not callable(getattr(codec, verb, None)):
+            raise TypeError(f"codec has encode and decode, unlike {type(codec).__name__}")
+    return cast(Codec, codec)
+
+
 def as_text(data: bytes) -> str:
     """Return what a codec made of a result, as the text that a table holds.
 
-    Raises ``ValueError`` for bytes that are not UTF-8 text.
+    Raises ``TypeError`` for what is not bytes, ``ValueError`` for bytes that are not UTF-8 text.
 
     >>> as_text(b'{"receipt":1}')
     '{"receipt":1}'
     """
+    if not isinstance(data, bytes):
+        raise TypeError(f"a codec encodes to bytes, not {type(data).__name__}")
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -154,3 +187,153 @@ def refusal(
         current=current,
         table=table,
     )
+
+
+def hidden_row(what: str, table: str) -> RuntimeError:
+    """Return the error for a row that the database neither takes nor shows.
+
+    >>> hidden_row("the fence of 'a'", "fencekit_fences").args[0][:42]
+    "the fence of 'a' can be neither inserted i"
+    """
+    return RuntimeError(
+        f"{what} can be neither inserted into {table} nor read from it: look for a trigger, a rule "
+        "or row level security on that table"
+    )
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of an operation.
+
+    >>> Applied(first=True, result={"receipt": 1}).first
+    True
+    """
+
+    first: bool
+    """Whether this call is the one that applies it."""
+    result: Any
+    """The remembered result; the given one if `first`."""
+
+
+@dataclass(frozen=True)
+class OperationRequest:
+    """An operation, checked before anything is sent: `operation_request` makes it.
+
+    >>> operation_request("charge 7").stored_key
+    'charge%207'
+    """
+
+    key: str
+    """The caller's own, which errors name."""
+    stored_key: str
+    """What the table holds."""
+    tokens: tuple[FenceToken, ...]
+    """In the order in which their rows are taken; none if there is no fence to take."""
+    fingerprint: str | None
+    codec: Codec
+
+    @property
+    def token(self) -> int | None:
+        """The number that is written beside the key; None without a token."""
+        return self.tokens[0].value if self.tokens else None
+
+    def encoded(self, result: Any) -> str | None:
+        """Return a result as the table holds it; None for None."""
+        return None if result is None else as_text(self.codec.encode(result))
+
+    def claim(
+        self,
+        insert: Callable[[], bool],
+        look: Callable[[], Sequence[Any] | None],
+        table: str,
+    ) -> Applied:
+        """Return what became of the operation: ``first`` if ``insert`` wrote its row just now.
+
+        ``look`` gives the fingerprint and the result of the row that is there, or None.
+
+        Raises ``IdempotencyConflict`` for a row with another fingerprint, ``RuntimeError`` for one
+        that can be neither written nor read.
+        """
+        for _ in range(TRIES):
+            if insert():
+                return Applied(True, None)
+            row = look()
+            if row is not None:  # else it was purged in between
+                return self._known(*row)
+        raise hidden_row(f"operation {self.key!r}", table)
+
+    def _known(self, fingerprint: str | None, result: str | None) -> Applied:
+        if self.fingerprint is not None and fingerprint not in (None, self.fingerprint):
+            raise IdempotencyConflict(
+                f"operation {self.key!r} is known with another fingerprint: the same key was used "
+                "for different input",
+                key=self.key,
+                fingerprint=self.fingerprint,
+                known=fingerprint,
+            )
+        return Applied(False, None if result is None else self.codec.decode(result.encode()))
+
+
+def operation_request(
+    key: str,
+    token: FenceToken | Iterable[FenceToken] | None = None,
+    fingerprint: str | None = None,
+    codec: Codec | None = None,
+) -> OperationRequest:
+    """Return an operation that can be sent.
+
+    Raises ``TypeError`` or ``ValueError`` for what no database would take, or nobody can mean.
+
+    >>> operation_request("charge:7", FenceToken(41, "order:7")).token
+    41
+    """
+    return OperationRequest(
+        key=key,
+        stored_key=stored(key, "key"),
+        tokens=() if token is None else tuple(in_order(token)),
+        fingerprint=check_fingerprint(fingerprint),
+        codec=check_codec(codec),
+    )
+
+
+class OperationBlock:
+    """What a block says of its operation: whether to apply the effect, and its result.
+
+    >>> block = OperationBlock(operation_request("charge:7"), Applied(True, None))
+    >>> if block.first:
+    ...     block.result = {"receipt": 1}
+    >>> block.result
+    {'receipt': 1}
+    """
+
+    def __init__(self, request: OperationRequest, outcome: Applied | None = None) -> None:
+        self._request = request
+        self._outcome = outcome
+        """None until the block is entered."""
+
+    def _entered(self) -> Applied:
+        if self._outcome is None:
+            raise RuntimeError(
+                f"operation {self._request.key!r} has not been asked for yet: enter the block "
+                "first, with operation(...)"
+            )
+        return self._outcome
+
+    @property
+    def first(self) -> bool:
+        """Whether this block is the one that applies the effect."""
+        return self._entered().first
+
+    @property
+    def result(self) -> Any:
+        """The remembered result. Set it where ``first``; elsewhere it stands."""
+        return self._entered().result
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        if not self._entered().first:
+            raise RuntimeError(
+                f"operation {self._request.key!r} was applied before, so its result stands: set it "
+                "only where first is true"
+            )
+        self._outcome = Applied(True, value)

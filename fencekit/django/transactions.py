@@ -5,28 +5,30 @@ Django has no transactions with ``await``: call these inside a function that `sy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from fencekit import Codec, FenceToken, IdempotencyConflict, JsonCodec
+from fencekit import Codec, FenceToken
+from fencekit.django._databases import check_database
 from fencekit.fencing import (
-    as_text,
-    check_fingerprint,
+    Applied,
+    OperationBlock,
+    OperationRequest,
     check_sequence,
+    hidden_row,
     in_order,
+    operation_request,
     refusal,
     stored,
 )
 
-Tokens = FenceToken | Iterable[FenceToken]
+__all__ = ["Applied", "OperationBlock", "apply_once", "fenced_transaction", "operation"]
 
-TRIES = 5
-"""Claims of a key that somebody purges between our looks."""
+Tokens = FenceToken | Iterable[FenceToken]
 
 _TAKE = """\
 INSERT INTO fencekit_fences AS known (kind, resource, token, sequence, at) VALUES {rows}
@@ -40,6 +42,8 @@ _LATER = " AND known.sequence < excluded.sequence"
 _CLAIM = """\
 INSERT INTO fencekit_operations (key, token, fingerprint, result, at)
 VALUES (%s, %s, %s, %s, CURRENT_TIMESTAMP) ON CONFLICT (key) DO NOTHING RETURNING 1"""
+_KNOWN = "SELECT fingerprint, result FROM fencekit_operations WHERE key = %s"
+_REMEMBER = "UPDATE fencekit_operations SET result = %s WHERE key = %s"
 
 
 @contextmanager
@@ -62,18 +66,8 @@ def fenced_transaction(
     tokens, position = in_order(token), check_sequence(sequence)
     connection = connection_of(using)
     with transaction.atomic(using=using):
-        _take(connection, tokens, position)
+        _take_fences(connection, tokens, position)
         yield
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What became of an operation."""
-
-    first: bool
-    """Whether this call is the one that applies it."""
-    result: Any
-    """The remembered result; the given one if `first`."""
 
 
 def apply_once(
@@ -88,42 +82,18 @@ def apply_once(
     """Claim an operation in the open ``atomic``: ``first`` for one caller ever, if it commits.
 
     As `fencekit.sql.apply_once`. Raises ``ValueError`` outside of ``atomic``, where nothing would
-    be held together; ``IdempotencyConflict`` and ``FencedOutError``.
+    be held together; ``FencedOutError`` for an old token; ``IdempotencyConflict`` for a key that is
+    known with another ``fingerprint`` (one without is compared with none: neither a key that was
+    first applied without, nor a call without).
 
     >>> from fencekit.django import apply_once
     >>> def charge(order):  # under transaction.atomic()
     ...     return apply_once(f"charge:{order.pk}", result={"receipt": 1}).first
     """
-    wanted = _request(operation_key, token, fingerprint, codec, using)
-    text = None if result is None else as_text(wanted.codec.encode(result))
-    known = _claim(wanted, text)
-    return Applied(True, result) if known is None else known
-
-
-class OperationBlock:
-    """What ``with operation(...)`` gives: whether to apply the effect, and its result."""
-
-    def __init__(self, known: Applied | None, key: str) -> None:
-        self._known, self._key, self._result = known, key, None
-
-    @property
-    def first(self) -> bool:
-        """Whether this block is the one that applies the effect."""
-        return self._known is None
-
-    @property
-    def result(self) -> Any:
-        """The remembered result. Set it where ``first``; elsewhere it stands."""
-        return self._result if self._known is None else self._known.result
-
-    @result.setter
-    def result(self, value: Any) -> None:
-        if self._known is not None:
-            raise RuntimeError(
-                f"operation {self._key!r} was applied before, so its result stands: set it only "
-                "where first is true"
-            )
-        self._result = value
+    request = operation_request(operation_key, token, fingerprint, codec)
+    encoded = request.encoded(result)
+    applied = _claim(connection_of(using), request, encoded)
+    return Applied(True, result) if applied.first else applied
 
 
 @contextmanager
@@ -147,20 +117,21 @@ def operation(
     ...             charge.result = {"receipt": 1}
     ...     return charge.result
     """
-    wanted = _request(operation_key, token, fingerprint, codec, using)
+    request = operation_request(operation_key, token, fingerprint, codec)
+    connection = connection_of(using)
     with transaction.atomic(using=using):
-        block = OperationBlock(_claim(wanted, None), operation_key)
+        block = OperationBlock(request, _claim(connection, request, None))
         yield block
-        if block.first and block.result is not None:
-            text = as_text(wanted.codec.encode(block.result))
-            with wanted.connection.cursor() as cursor:
-                sql = "UPDATE fencekit_operations SET result = %s WHERE key = %s"
-                cursor.execute(sql, [text, wanted.key])
+        if block.first:
+            # Also without a result: a transaction that has failed unnoticed says so here.
+            encoded = request.encoded(block.result)
+            with connection.cursor() as cursor:
+                cursor.execute(_REMEMBER, [encoded, request.stored_key])
 
 
 def connection_of(using: str) -> BaseDatabaseWrapper:
     """Return the connection; ``NotImplementedError`` where the tables cannot be used."""
-    connection = connections[using]
+    connection = connections[check_database(using)]
     if connection.vendor not in ("postgresql", "sqlite"):
         raise NotImplementedError(
             f"this needs INSERT ... ON CONFLICT, which {connection.vendor} does not have: use "
@@ -169,7 +140,9 @@ def connection_of(using: str) -> BaseDatabaseWrapper:
     return connection
 
 
-def _take(connection: BaseDatabaseWrapper, tokens: list[FenceToken], sequence: int | None) -> None:
+def _take_fences(
+    connection: BaseDatabaseWrapper, tokens: Sequence[FenceToken], sequence: int | None
+) -> None:
     rows = [(t.kind, stored(t.resource), t.value, sequence or 0) for t in tokens]
     sql = _TAKE.format(
         rows=", ".join([_ROW] * len(rows)),
@@ -187,72 +160,27 @@ def _take(connection: BaseDatabaseWrapper, tokens: list[FenceToken], sequence: i
                 )
                 row = cursor.fetchone()
                 if row is None:
-                    raise _lost(f"the fence of {token.resource!r}", "fencekit_fences")
+                    raise hidden_row(f"the fence of {token.resource!r}", "fencekit_fences")
                 raise refusal(token, sequence, "fencekit_fences", *row)
 
 
-def _lost(what: str, table: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} can be neither inserted into {table} nor read from it: look for a trigger, a rule "
-        "or row level security on that table"
-    )
-
-
-@dataclass(frozen=True)
-class _Request:
-    """An operation, checked before anything is sent."""
-
-    name: str
-    key: str
-    tokens: list[FenceToken]
-    fingerprint: str | None
-    codec: Codec
-    connection: BaseDatabaseWrapper
-
-
-def _request(
-    operation_key: str,
-    token: Tokens | None,
-    fingerprint: str | None,
-    codec: Codec | None,
-    using: str,
-) -> _Request:
-    return _Request(
-        name=operation_key,
-        key=stored(operation_key, "key"),
-        tokens=[] if token is None else in_order(token),
-        fingerprint=check_fingerprint(fingerprint),
-        codec=codec or JsonCodec(),
-        connection=connection_of(using),
-    )
-
-
-def _claim(wanted: _Request, text: str | None) -> Applied | None:
-    """None if the operation is the caller's to apply, else what became of it before."""
-    connection, tokens, fingerprint = wanted.connection, wanted.tokens, wanted.fingerprint
+def _claim(
+    connection: BaseDatabaseWrapper, request: OperationRequest, encoded: str | None
+) -> Applied:
+    """What became of the operation, whose fence is taken first."""
     if not connection.in_atomic_block:
         raise ValueError("there is no open transaction, so nothing would be held: use atomic()")
-    if tokens:
-        _take(connection, tokens, None)
+    if request.tokens:
+        _take_fences(connection, request.tokens, None)
+    row = [request.stored_key, request.token, request.fingerprint, encoded]
     with connection.cursor() as cursor:
-        number = tokens[0].value if tokens else None
-        for _ in range(TRIES):
-            cursor.execute(_CLAIM, [wanted.key, number, fingerprint, text])
-            if cursor.fetchone():
-                return None
-            known = "SELECT fingerprint, result FROM fencekit_operations WHERE key = %s"
-            cursor.execute(known, [wanted.key])
-            row = cursor.fetchone()
-            if row is not None:  # else it was purged in between
-                break
-        else:
-            raise _lost(f"operation {wanted.name!r}", "fencekit_operations")
-    if fingerprint is not None and row[0] not in (None, fingerprint):
-        raise IdempotencyConflict(
-            f"operation {wanted.name!r} is known with another fingerprint: the same key was used "
-            "for different input",
-            key=wanted.name,
-            fingerprint=fingerprint,
-            known=row[0],
+
+        def ask(sql: str, values: list[Any]) -> Any:
+            cursor.execute(sql, values)
+            return cursor.fetchone()
+
+        return request.claim(
+            lambda: ask(_CLAIM, row) is not None,
+            lambda: ask(_KNOWN, [request.stored_key]),
+            "fencekit_operations",
         )
-    return Applied(False, None if row[1] is None else wanted.codec.decode(row[1].encode()))

@@ -3,7 +3,9 @@
 Rules this module obeys:
 
 * Whoever began a transaction ends it: a block that joined one only looks whether it is still there.
-* What was promised for the block holds until its end, or its end raises.
+* A body that returns although its transaction is gone is told so. (Raw SQL that ends it, SQLAlchemy
+  does not notice, and neither do we.)
+* What a block began is ended, whatever goes wrong at its end.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ C = TypeVar("C", bound=AnyConnection | AnyAsyncConnection)
 
 
 class Block(ABC, Generic[C]):
-    """``with`` on a blocking connection or session, ``async with`` on one of asyncio's."""
+    """``with`` on a blocking connection or session, ``async with`` on one of asyncio's; once."""
 
     def __init__(self, connection: C) -> None:
         self._async = is_async(connection)
         self._connection = connection
+        self._used = False
         self._begun: Any = None
-        self._joined: tuple[Any, Any] | None = None
+        self._transaction: Any = None
+        self._callers_savepoint: Any = None
 
     def __exit__(
         self,
@@ -43,40 +47,61 @@ class Block(ABC, Generic[C]):
     ) -> None:
         await run(self._connection, lambda given: self._finish(given, kind, error, traceback))
 
-    def _blocking(self) -> None:
+    def _enter_blocking(self) -> None:
         if self._async:
             raise TypeError("this connection is asyncio's: use 'async with'")
+        self._use()
         run(self._connection, self._start)
 
-    async def _waiting(self) -> None:
+    async def _enter_asyncio(self) -> None:
         if not self._async:
             raise TypeError("this connection is a blocking one: use 'with'")
+        self._use()
         await run(self._connection, self._start)
+
+    def _use(self) -> None:
+        if self._used:
+            name = type(self).__name__
+            raise RuntimeError(f"this {name} was entered before: make a new one for each 'with'")
+        self._used = True
 
     def _start(self, given: Any) -> None:
         if given.in_transaction():
-            self._joined = transactions(given)
+            self._callers_savepoint = given.get_nested_transaction()
         else:
             self._begun = given.begin()
             self._begun.__enter__()
+        self._transaction = given.get_transaction()
         try:
-            self._enter(given)
+            self._prepare(given)
         except BaseException:
             self._end(*sys.exc_info())
             raise
 
     def _finish(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
-        if kind is None and self._joined is not None and transactions(given) != self._joined:
-            raise RuntimeError(
-                "the transaction that this block joined was ended inside it, so what came after is "
-                "not protected: commit or roll back outside the block"
-            )
         try:
-            self._leave(given, failed=kind is not None)
+            intact = self._intact(given)
+            self._complete(given, failed=kind is not None or not intact)
+            if kind is None and not intact:
+                raise RuntimeError(
+                    "the transaction of this block was ended inside it, by a commit, a rollback or "
+                    "a flush that failed, so what came after is not protected: roll that back, and "
+                    "commit or roll back outside the block"
+                )
         except BaseException:
             self._end(*sys.exc_info())
             raise
         self._end(kind, error, traceback)
+
+    def _intact(self, given: Any) -> bool:
+        """Whether the transaction of the beginning is open, with the savepoint it was in."""
+        return self._goes_on(given) and (
+            self._callers_savepoint is None or self._callers_savepoint.is_active
+        )
+
+    def _goes_on(self, given: Any) -> bool:
+        """Whether the transaction of the beginning is open, whatever became of savepoints."""
+        return given.get_transaction() is self._transaction and self._transaction.is_active
 
     def _end(self, kind: Any, error: Any, traceback: Any) -> None:
         """Commit the transaction, or roll it back after an error; nothing if it is not ours."""
@@ -85,13 +110,8 @@ class Block(ABC, Generic[C]):
             begun.__exit__(kind, error, traceback)
 
     @abstractmethod
-    def _enter(self, given: Any) -> None:
+    def _prepare(self, given: Any) -> None:
         """What is to be done once a transaction is open."""
 
-    def _leave(self, given: Any, *, failed: bool) -> None:
-        """What is to be done before the transaction ends."""
-
-
-def transactions(given: Any) -> tuple[Any, Any]:
-    """The transaction that is open, and the savepoint in it."""
-    return given.get_transaction(), given.get_nested_transaction()
+    def _complete(self, given: Any, *, failed: bool) -> None:
+        """What is to be done before the transaction ends; it may have ended if the body failed."""

@@ -48,9 +48,16 @@ def run(given: Any, work: Callable[[Any], T]) -> Any:
 
 def connection_of(given: Connection | Session, mapper: Any = None, table: Any = None) -> Connection:
     """The connection to execute on; what a session has pending goes first."""
+    if isinstance(given, Session) and given.autoflush:
+        given.flush()
+    return connection_without_flush(given, mapper, table)
+
+
+def connection_without_flush(
+    given: Connection | Session, mapper: Any = None, table: Any = None
+) -> Connection:
+    """The connection to execute on; what a session has pending stays so."""
     if isinstance(given, Connection):
         return given
-    if given.autoflush:
-        given.flush()
     bind = {"mapper": mapper} if mapper is not None else {"clause": table}
     return given.connection(bind_arguments={k: v for k, v in bind.items() if v is not None})

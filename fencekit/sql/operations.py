@@ -5,12 +5,12 @@ Rules this module obeys:
 * The operation's row commits or rolls back with the effect (S6).
 * A caller that comes at the same time waits for the other's end; the database does the waiting.
 * No statement relies on failing: the caller's transaction goes on (S7).
+* A row never stays without its effect: what cannot be taken back rolls the transaction back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
@@ -18,56 +18,19 @@ from sqlalchemy import Connection, Table, bindparam, delete, func, literal_colum
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
-from fencekit import Codec, IdempotencyConflict, JsonCodec
-from fencekit.fencing import as_text, check_fingerprint, in_order, stored
-from fencekit.sql._block import Block, C, transactions
-from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
+from fencekit import Codec
+from fencekit.fencing import Applied, OperationBlock, OperationRequest, operation_request
+from fencekit.sql._block import Block, C
+from fencekit.sql._running import (
+    AnyAsyncConnection,
+    AnyConnection,
+    connection_without_flush,
+    run,
+)
 from fencekit.sql.tables import FENCES, OPERATIONS
-from fencekit.sql.transaction import Tokens, held, take
+from fencekit.sql.transaction import Tokens, check_table, holding_connection, take_fences
 
-TRIES = 5
-"""Claims of a key that somebody purges between our looks."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What became of an operation."""
-
-    first: bool
-    """Whether this call is the one that applies it."""
-    result: Any
-    """The remembered result; the given one if `first`."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    """An operation, checked and ready to be sent."""
-
-    key: str
-    tokens: tuple[Any, ...]
-    fingerprint: str | None
-    codec: Codec
-    table: Table
-    fences: Table
-
-
-def _request(
-    key: str,
-    token: Tokens | None,
-    fingerprint: str | None,
-    codec: Codec | None,
-    table: Table,
-    fences: Table,
-) -> _Request:
-    tokens = () if token is None else tuple(in_order(token))
-    return _Request(
-        stored(key, "key"),
-        tokens,
-        check_fingerprint(fingerprint),
-        codec or JsonCodec(),
-        table,
-        fences,
-    )
+__all__ = ["Applied", "apply_once", "operation"]
 
 
 @overload
@@ -115,11 +78,12 @@ def apply_once(
     remembered. Who comes at the same time waits: if the first rolls back, one of them is ``first``.
     With a ``token`` the resource's fence is taken too, as in `fenced_transaction`. If the body can
     fail and the transaction commits all the same, use `operation`. With an asyncio connection or
-    session the result is to be awaited.
+    session the result is to be awaited. What a session has pending is sent after the key.
 
-    Raises ``IdempotencyConflict`` for a key that is known with another ``fingerprint``,
+    Raises ``IdempotencyConflict`` for a key that is known with another ``fingerprint`` (one without
+    is compared with none: neither a key that was first applied without, nor a call without),
     ``FencedOutError`` for an old token, ``CanonicalizeError`` for a result that the codec cannot
-    say.
+    say, ``ValueError`` if a session's binds put ``table`` and ``fences`` into two databases.
 
     >>> from sqlalchemy import create_engine
     >>> from fencekit.sql import apply_once, metadata
@@ -131,22 +95,28 @@ def apply_once(
     Applied(first=True, result={'receipt': 0})
     Applied(first=False, result={'receipt': 0})
     """
-    wanted = _request(operation_key, token, fingerprint, codec, table, fences)
-    text = _encoded(result, wanted)
+    request = operation_request(operation_key, token, fingerprint, codec)
+    tables = _tables(table, fences)
+    encoded = request.encoded(result)
 
     def work(given: Any) -> Applied:
-        known = _claim(given, wanted, text)
-        return Applied(True, result) if known is None else known
+        applied = _claim(given, request, tables, encoded)
+        return Applied(True, result) if applied.first else applied
 
     return run(connection, work)  # type: ignore[no-any-return]
 
 
-class operation(Block[C]):
+class operation(Block[C], OperationBlock):
     """Apply an effect once per key, as a block: do it if ``first``, and set ``result``.
 
     ``with`` (or ``async with``) begins a transaction and ends it, or joins the one that is open. If
     the body raises, neither its writes nor the operation's row stay, also when the caller goes on
-    and commits. Otherwise as `apply_once`.
+    and commits: a savepoint around the body sees to that. A body that ends this savepoint itself
+    has to answer for its writes; the row does not stay then either. Each block is entered once.
+    Otherwise as `apply_once`.
+
+    Raises ``RuntimeError`` at the end of a body that ended the transaction or the savepoint, or
+    left one of its own open.
 
     >>> from sqlalchemy import create_engine
     >>> from fencekit.sql import metadata, operation
@@ -172,58 +142,40 @@ class operation(Block[C]):
         table: Table = OPERATIONS,
         fences: Table = FENCES,
     ) -> None:
-        super().__init__(connection)
-        self._wanted = _request(operation_key, token, fingerprint, codec, table, fences)
+        Block.__init__(self, connection)
+        request = operation_request(operation_key, token, fingerprint, codec)
+        OperationBlock.__init__(self, request)
+        self._tables = _tables(table, fences)
         self._savepoint: Any = None
-        self._known: Applied | None = None
-        self._result: Any = None
-
-    @property
-    def first(self) -> bool:
-        """Whether this block is the one that applies the effect."""
-        return self._known is None
-
-    @property
-    def result(self) -> Any:
-        """The remembered result. Set it where ``first``; elsewhere it stands."""
-        return self._result if self._known is None else self._known.result
-
-    @result.setter
-    def result(self, value: Any) -> None:
-        if self._known is not None:
-            raise RuntimeError(
-                f"operation {self._wanted.key!r} was applied before, so its result stands: set it "
-                "only where first is true"
-            )
-        self._result = value
 
     def __enter__(self) -> operation[C]:
-        self._blocking()
+        self._enter_blocking()
         return self
 
     async def __aenter__(self) -> operation[C]:
-        await self._waiting()
+        await self._enter_asyncio()
         return self
 
-    def _enter(self, given: Any) -> None:
-        self._known = _claim(given, self._wanted, None)
-        if self._known is None and self._joined is not None:
-            self._savepoint = given.begin_nested()
-            self._joined = transactions(given)
+    def _prepare(self, given: Any) -> None:
+        outcome = _claim(given, self._request, self._tables, None)
+        if outcome.first and self._begun is None:
+            try:
+                self._savepoint = given.begin_nested()
+            except BaseException:
+                self._undo(given)
+                raise
+        self._outcome = outcome
 
-    def _finish(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
-        if self._savepoint is not None and not self._savepoint.is_active:
-            self._savepoint = None  # the body ended it, or all of the transaction
-        super()._finish(given, kind, error, traceback)
+    def _intact(self, given: Any) -> bool:
+        return super()._intact(given) and (self._savepoint is None or self._savepoint.is_active)
 
-    def _leave(self, given: Any, *, failed: bool) -> None:
-        if self._known is not None:
+    def _complete(self, given: Any, *, failed: bool) -> None:
+        if not self.first:
             return
         try:
             if not failed:
                 self._remember(given)
-                if self._savepoint is not None:
-                    self._savepoint.commit()
+                self._release(given)
                 return
         except BaseException:
             self._undo(given)
@@ -232,24 +184,54 @@ class operation(Block[C]):
 
     def _remember(self, given: Any) -> None:
         """Sent also without a result: a transaction that has failed unnoticed says so here."""
-        text = _encoded(self._result, self._wanted)
+        encoded = self._request.encoded(self.result)
         if isinstance(given, Session):
             given.flush()
-        table = self._wanted.table
-        statement = update(table).where(table.c.key == self._wanted.key).values(result=text)
-        connection_of(given, table=table).execute(statement)
+        table = self._tables[0]
+        statement = update(table).where(table.c.key == self._request.stored_key)
+        connection = connection_without_flush(given, table=table)
+        connection.execute(statement.values(result=encoded))
+
+    def _release(self, given: Any) -> None:
+        if self._savepoint is None:
+            return
+        if given.get_nested_transaction() is not self._savepoint:
+            raise RuntimeError(
+                f"a savepoint that was begun inside operation {self._request.key!r} is still open: "
+                "release it or roll it back before the block ends"
+            )
+        self._savepoint.commit()
 
     def _undo(self, given: Any) -> None:
-        savepoint, self._savepoint = self._savepoint, None
-        if savepoint is not None:
-            savepoint.rollback()
-            table = self._wanted.table
-            statement = delete(table).where(table.c.key == self._wanted.key)
-            connection_of(given, table=table).execute(statement)
+        """Take back what was done in the caller's transaction, or all of the transaction."""
+        if self._begun is not None or not self._goes_on(given):
+            return  # it is rolled back as a whole, or ended already
+        callers = self._callers_savepoint
+        try:
+            if callers is None or callers.is_active:
+                _roll_back_to(given, callers)
+            elif isinstance(given, Session) and given.get_nested_transaction() is callers:
+                return  # a flush that failed has rolled it back, and the row with it
+            table = self._tables[0]
+            statement = delete(table).where(table.c.key == self._request.stored_key)
+            connection_without_flush(given, table=table).execute(statement)
+        except BaseException:
+            self._transaction.rollback()
+            raise
 
 
-def _encoded(result: Any, wanted: _Request) -> str | None:
-    return None if result is None else as_text(wanted.codec.encode(result))
+def _roll_back_to(given: Any, savepoint: Any) -> None:
+    """Roll back the savepoints inside of it, from the innermost: only so do their objects agree."""
+    while (inner := given.get_nested_transaction()) is not savepoint:
+        inner.rollback()
+
+
+def _tables(operations: Table, fences: Table) -> tuple[Table, Table]:
+    """The tables of operations and of fences, checked."""
+    return (
+        check_table(operations, OPERATIONS, "operations_table"),
+        check_table(fences, FENCES, "fences_table"),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -261,37 +243,32 @@ def _claiming(table: Table) -> tuple[Any, Any]:
     return claim.returning(literal_column("1")), look
 
 
-def _claim(given: Connection | Session, wanted: _Request, text: str | None) -> Applied | None:
-    """None if the operation is the caller's to apply, else what became of it before."""
-    connection = held(given, wanted.table)
-    if wanted.tokens:
-        take(given, list(wanted.tokens), None, wanted.fences)
-    claim, look = _claiming(wanted.table)
+def _claim(
+    given: Connection | Session,
+    request: OperationRequest,
+    tables: tuple[Table, Table],
+    encoded: str | None,
+) -> Applied:
+    """What became of the operation, whose fence is taken first."""
+    operations, fences = tables
+    connection = holding_connection(given, operations)
+    if request.tokens:
+        if connection_without_flush(given, table=fences) is not connection:
+            raise ValueError(
+                f"the session's binds put {operations.fullname} and {fences.fullname} into two "
+                "databases, where nothing holds them together: bind both to the database of the "
+                "effect"
+            )
+        take_fences(given, request.tokens, None, fences)
+    claim, look = _claiming(operations)
     row = {
-        "key": wanted.key,
-        "token": wanted.tokens[0].value if wanted.tokens else None,
-        "fingerprint": wanted.fingerprint,
-        "result": text,
+        "key": request.stored_key,
+        "token": request.token,
+        "fingerprint": request.fingerprint,
+        "result": encoded,
     }
-    for _ in range(TRIES):
-        if connection.execute(claim, row).all():
-            return None
-        known = connection.execute(look, {"wanted": wanted.key}).one_or_none()
-        if known is not None:  # else it was purged in between
-            break
-    else:
-        raise RuntimeError(
-            f"operation {wanted.key!r} can neither be written nor read: a trigger or row level "
-            f"security of {wanted.table.fullname} hides it"
-        )
-    if wanted.fingerprint is not None and known.fingerprint not in (None, wanted.fingerprint):
-        raise IdempotencyConflict(
-            f"operation {wanted.key!r} is known with another fingerprint: the same key was used "
-            "for different input",
-            key=wanted.key,
-            fingerprint=wanted.fingerprint,
-            known=known.fingerprint,
-        )
-    if known.result is None:
-        return Applied(False, None)
-    return Applied(False, wanted.codec.decode(known.result.encode()))
+    return request.claim(
+        lambda: bool(connection.execute(claim, row).all()),
+        lambda: connection.execute(look, {"wanted": request.stored_key}).one_or_none(),
+        operations.fullname,
+    )

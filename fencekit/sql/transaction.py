@@ -4,13 +4,14 @@ Rules this module obeys:
 
 * The row is taken in one statement, which refuses an older token (S1), and stays locked until the
   transaction ends (S5).
-* Several rows are taken in one order, so that two holders of both never wait for each other.
+* Several rows are taken in one order, so that two holders of the same ones never wait for each
+  other; and before what a session has pending, for the same reason.
 * Without a transaction nothing would be held: that is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,9 +20,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from fencekit import FenceToken
-from fencekit.fencing import check_sequence, in_order, refusal, stored
+from fencekit.fencing import check_sequence, hidden_row, in_order, refusal, stored
 from fencekit.sql._block import Block, C
-from fencekit.sql._running import connection_of
+from fencekit.sql._running import connection_without_flush
 from fencekit.sql.tables import FENCES
 
 Tokens = FenceToken | Iterable[FenceToken]
@@ -33,12 +34,16 @@ class fenced_transaction(Block[C]):
     ``with`` (or ``async with``) begins a transaction and ends it, or joins the one that is open and
     leaves its end to whoever began it. ``token`` is one `FenceToken`, or several. A holder with a
     newer token waits until the transaction has ended. ``sequence``, a number, orders what one
-    holder writes: of the same token only a larger one passes.
+    holder writes: of the same token only a larger one passes. ``table`` is one that
+    `fences_table` made. Each block is entered once.
 
-    In a savepoint that is rolled back the fence is gone too.
+    In a savepoint that is rolled back the fence is gone too. What a session has pending is sent
+    after the fence. The row is written where the session's bind for ``table`` says, and only what
+    is written in the same database is fenced.
 
-    Raises ``FencedOutError`` before the body starts. At REPEATABLE READ and SERIALIZABLE a race
-    ends in the database's serialization failure, here or at the commit: repeat the transaction.
+    Raises ``FencedOutError`` before the body starts, ``RuntimeError`` at the end of a body that
+    ended the transaction itself. At REPEATABLE READ and SERIALIZABLE a race ends in the database's
+    serialization failure, here or at the commit: repeat the transaction.
 
     >>> from sqlalchemy import create_engine, text
     >>> from fencekit import FenceToken
@@ -66,44 +71,66 @@ class fenced_transaction(Block[C]):
         super().__init__(connection)
         self._tokens = in_order(token)
         self._sequence = check_sequence(sequence)
-        self._table = table
+        self._table = check_table(table, FENCES, "fences_table")
 
     def __enter__(self) -> C:
-        self._blocking()
+        self._enter_blocking()
         return self._connection
 
     async def __aenter__(self) -> C:
-        await self._waiting()
+        await self._enter_asyncio()
         return self._connection
 
-    def _enter(self, given: Any) -> None:
-        take(given, self._tokens, self._sequence, self._table)
+    def _prepare(self, given: Any) -> None:
+        take_fences(given, self._tokens, self._sequence, self._table)
 
 
-def held(given: Connection | Session, table: Table) -> Connection:
-    """The connection, which is in a transaction; ValueError where each statement commits itself."""
-    connection = connection_of(given, table=table)
+def check_table(table: object, like: Table, maker: str) -> Table:
+    """The table, if it has the columns of ours; TypeError or ValueError if it does not."""
+    if not isinstance(table, Table):
+        raise TypeError(f"pass a Table that {maker} made, not {type(table).__name__}")
+    missing = [column.key for column in like.c if column.key not in table.c]
+    if missing:
+        raise ValueError(
+            f"{table.fullname} has no column {', '.join(missing)}: pass a table that {maker} made"
+        )
+    return table
+
+
+def holding_connection(given: Connection | Session, table: Table) -> Connection:
+    """The connection, in a transaction; ValueError where each statement commits by itself.
+
+    What a session has pending is not sent before what is done here.
+    """
+    connection = connection_without_flush(given, table=table)
     dialect = connection.dialect.name
     if dialect not in ("postgresql", "sqlite"):
         raise NotImplementedError(
             f"this needs INSERT ... ON CONFLICT, which {dialect} does not have: use fenced_update"
         )
-    level = connection.get_execution_options().get("isolation_level")
-    if level == "AUTOCOMMIT" or _commits_by_itself(connection):
-        raise ValueError("the connection is in AUTOCOMMIT, so nothing would be held: begin one")
-    return connection
+    if not _in_autocommit(connection):
+        if not connection.in_transaction():
+            connection.begin()  # as the first statement would
+        if _driver_holds(connection):
+            return connection
+    raise ValueError("the connection is in AUTOCOMMIT, so nothing would be held: use another")
 
 
-def _commits_by_itself(connection: Connection) -> bool:
-    driver: Any = connection.connection.driver_connection
-    if getattr(connection.connection.dbapi_connection, "autocommit", None) is True:
+def _in_autocommit(connection: Connection) -> bool:
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
+    return getattr(connection.connection.dbapi_connection, "autocommit", None) is True
+
+
+def _driver_holds(connection: Connection) -> bool:
+    """Whether the driver is in a transaction, or begins one before it writes.
+
+    Without an isolation level sqlite3 does not; an application's own BEGIN may.
+    """
+    driver: Any = connection.connection.driver_connection
     if connection.dialect.name != "sqlite" or driver.isolation_level is not None:
-        return False
-    # Without a level sqlite3 begins nothing by itself; an application's own BEGIN may.
-    if not connection.in_transaction():
-        connection.begin()
-    return not driver.in_transaction
+        return True
+    return bool(driver.in_transaction)
 
 
 @lru_cache(maxsize=16)
@@ -125,11 +152,14 @@ def _taking(table: Table, *, ordered: bool) -> Any:
     return statement.returning(table.c.kind, table.c.resource)
 
 
-def take(
-    given: Connection | Session, tokens: list[FenceToken], sequence: int | None, table: Table
+def take_fences(
+    given: Connection | Session,
+    tokens: Sequence[FenceToken],
+    sequence: int | None,
+    table: Table,
 ) -> None:
     """Take the rows of these resources, or raise FencedOutError."""
-    connection = held(given, table)
+    connection = holding_connection(given, table)
     rows = [
         {
             "kind": token.kind,
@@ -153,5 +183,7 @@ def take(
     now = select(table.c.token, table.c.sequence).where(
         table.c.kind == missing["kind"], table.c.resource == missing["resource"]
     )
-    row = connection.execute(now).one()
+    row = connection.execute(now).one_or_none()
+    if row is None:
+        raise hidden_row(f"the fence of {token.resource!r}", table.fullname)
     raise refusal(token, sequence, table.fullname, int(row.token), int(row.sequence))
