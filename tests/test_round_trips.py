@@ -235,7 +235,7 @@ def test_a_batch_of_leases_is_renewed_in_one_round_trip(
             renewed.add(event.subject)
 
     async def visit(lock: AsyncLock, number: int) -> None:
-        async with lock.hold(f"r{number}", ttl=2):
+        async with lock.hold(f"r{number}", ttl=6):
             await aio.until(lambda: len(renewed) == 100)
 
     async def main() -> None:

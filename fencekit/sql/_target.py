@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -10,7 +10,11 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    False_,
+    Null,
     Table,
+    TextClause,
+    True_,
     TypeDecorator,
     UniqueConstraint,
     bindparam,
@@ -21,8 +25,10 @@ from sqlalchemy.orm import Mapper, QueryableAttribute
 from sqlalchemy.orm.exc import UnmappedColumnError
 from sqlalchemy.orm.util import AliasedInsp
 from sqlalchemy.sql import operators, visitors
+from sqlalchemy.sql.dml import UpdateBase
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
-from sqlalchemy.sql.selectable import Alias
+from sqlalchemy.sql.selectable import Alias, GenerativeSelect
+from sqlalchemy.types import NullType
 
 FENCE = "fence_token"
 """The name that a fence column has unless another one is given."""
@@ -31,7 +37,7 @@ _BOOLEAN = Boolean()
 
 
 class Target:
-    """A table, mapped class or alias, with its fence column.
+    """A table, mapped class or alias (``given``), with its fence column.
 
     Columns are the table's own, found once; `at` is how the statement speaks of one.
     """
@@ -45,6 +51,7 @@ class Target:
             self.mapper, self.source = found, found.local_table
         else:
             self.source = found
+        self.given = given
         table = self.source.element if isinstance(self.source, Alias) else self.source
         if not isinstance(table, Table):
             raise TypeError(
@@ -69,7 +76,7 @@ class Target:
         if isinstance(given, str):
             found = self._named(given)
         elif isinstance(given, QueryableAttribute):
-            found = self._mapped(given.property)
+            found = self.column_of(given.property)
         elif isinstance(given, Column):
             found = self.table.c.get(given.key) if given.table is self.source else given
         else:
@@ -81,11 +88,12 @@ class Target:
 
     def _named(self, name: str) -> Any:
         """The column of an attribute that is called so, or else of the table."""
-        if self.mapper is not None and self.mapper.has_property(name):
-            return self._mapped(self.mapper.get_property(name))
+        attribute = None if self.mapper is None else getattr(self.mapper.class_, name, None)
+        if isinstance(attribute, QueryableAttribute):
+            return self.column_of(attribute.property)
         return self.table.c.get(name)
 
-    def _mapped(self, attribute: Any) -> Any:
+    def column_of(self, attribute: Any) -> Any:
         """The column of a mapped attribute that is in this table: others may be in a parent's."""
         columns = getattr(attribute, "columns", ())
         return next((c for c in columns if getattr(c, "table", None) is self.table), None)
@@ -125,19 +133,78 @@ class Target:
             raise ValueError(f"{what} sets {self.own.name}, which the token sets: leave it out")
         return found
 
+    def condition(self, given: Any) -> ColumnElement[bool]:
+        """The condition, or an error for one that cannot mean rows of this table.
+
+        A condition is looked at twice, by the write and to tell what was refused: what chooses
+        other rows the second time is refused too.
+        """
+        if self._compares(given):
+            return given  # type: ignore[no-any-return]
+        if given is None or isinstance(given, (bool, str)):
+            raise TypeError(
+                f"where is a condition on the table's columns, not {given!r}: a comparison of "
+                "plain values is decided by Python; for all rows pass sqlalchemy.true()"
+            )
+        where: Any = given.__clause_element__() if hasattr(given, "__clause_element__") else given
+        known = isinstance(where, (True_, False_, TextClause))
+        if not known and (not isinstance(where, ColumnElement) or not _is_boolean(where)):
+            raise TypeError(f"where is a condition on the table's columns, not {given!r}")
+        mentioned = known
+        for part in visitors.iterate(where):
+            mentioned = mentioned or self._mentions(part)
+            if _chooses(part):
+                raise ValueError(
+                    "where has a subquery with LIMIT or FOR UPDATE, or one that writes, which "
+                    "would not choose the same rows twice: select the keys first, then name them"
+                )
+        if not mentioned:
+            raise ValueError(
+                f"where does not mention {self.name}, so it means all of its rows or none: name "
+                "its columns (an alias has columns of its own), or pass sqlalchemy.true()"
+            )
+        return where  # type: ignore[no-any-return]
+
+    def _compares(self, where: Any) -> bool:
+        """Whether it is one of the table's columns beside a plain value, as most conditions are."""
+        return (
+            isinstance(where, BinaryExpression)
+            and where.operator is operators.eq
+            and isinstance(where.right, BindParameter)
+            and self._is_own(where.left, getattr(where.left, "key", None))
+        )
+
+    def _mentions(self, part: Any) -> bool:
+        table = getattr(part, "table", None)
+        # Annotated copies, of which mapped attributes are made, hash like what they copy.
+        own = table is not None and hash(table) == hash(self.source)
+        return own or isinstance(part, TextClause) or getattr(part, "is_literal", False) is True
+
     def pinned(self, where: ColumnElement[bool]) -> dict[str, Any] | None:
         """The values of a unique key that the condition names, or None: it may mean many rows."""
-        fixed = dict(self._fixed(where))
+        fixed: dict[str, Any] = {}
+        for name, value in self._fixed(where):
+            if fixed.setdefault(name, value) != value:
+                return None  # two values at once: it means no row
         for names in self._unique_keys():
             if names and names <= fixed.keys():
                 return {name: fixed[name] for name in sorted(names)}
         return None
+
+    def is_unique(self, columns: Collection[Column[Any]]) -> bool:
+        """Whether no two rows can have the same values in them, by what the table declares."""
+        names = {column.key for column in columns}
+        return any(key and key <= names for key in self._unique_keys())
 
     def _unique_keys(self) -> Iterator[set[str]]:
         yield {column.key for column in self.table.primary_key}
         for constraint in self.table.constraints:
             if isinstance(constraint, UniqueConstraint):
                 yield {column.key for column in constraint}
+        for index in self.table.indexes:
+            whole = all(isinstance(one, Column) for one in index.expressions)
+            if index.unique and whole and not index.dialect_kwargs:
+                yield {column.key for column in index.columns}
 
     def _fixed(self, where: ColumnElement[bool]) -> Iterator[tuple[str, Any]]:
         if isinstance(where, BooleanClauseList) and where.operator is operators.and_:
@@ -156,13 +223,20 @@ class Target:
         return own is not None and (own is expression or hash(own) == hash(expression))
 
 
-def check_where(where: object) -> ColumnElement[bool]:
-    """The condition, or TypeError for one that Python has already decided."""
-    if where is None or isinstance(where, (bool, str)):
-        raise TypeError(
-            f"where is a condition on the table's columns, not {where!r}: a comparison of plain "
-            "values is decided by Python; for all rows pass sqlalchemy.true()"
-        )
-    if not hasattr(where, "__clause_element__") and not isinstance(where, visitors.Visitable):
-        raise TypeError(f"where is a condition on the table's columns, not {where!r}")
-    return where  # type: ignore[return-value]
+def _is_boolean(expression: ColumnElement[Any]) -> bool:
+    if isinstance(expression, (BindParameter, Null)) or getattr(expression, "modifier", None):
+        return False  # (a modifier is one of ORDER BY)
+    kind: Any = expression.type
+    if isinstance(kind, TypeDecorator):
+        kind = kind.impl_instance
+    return isinstance(kind, (Boolean, NullType))  # of a function, SQLAlchemy may not know
+
+
+def _chooses(part: Any) -> bool:
+    """Whether it is a subquery that may find other rows the second time."""
+    if isinstance(part, UpdateBase):
+        return True
+    if not isinstance(part, GenerativeSelect):
+        return False
+    limits = (part._limit_clause, part._offset_clause, part._fetch_clause, part._for_update_arg)
+    return any(limit is not None for limit in limits)

@@ -2,34 +2,24 @@
 
 Rules this module obeys:
 
-* On PostgreSQL one statement writes and says what became of it; elsewhere a second one in the same
-  transaction looks, and only when the first leaves a question (S2).
+* A connection to PostgreSQL gets one statement that writes and says what became of it; elsewhere a
+  second one in the same transaction looks, and only when the first leaves a question (S2).
+* A session runs a statement on a mapped class as it runs its own: with its events and criteria, and
+  with SQLAlchemy's synchronization of its objects.
+* Both have the options that the caller gave to the statement.
 * A row that was refused raises, however many were written (S4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+import inspect
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
-from sqlalchemy import (
-    ClauseElement,
-    Column,
-    Connection,
-    Delete,
-    Insert,
-    Row,
-    Update,
-    and_,
-    case,
-    func,
-    literal_column,
-    select,
-    true,
-)
+from sqlalchemy import CTE, Connection, Row, and_, case, func, literal_column, select
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.sql import visitors
 
 from fencekit import (
     FencedOutError,
@@ -38,10 +28,16 @@ from fencekit import (
     RowMissing,
     UnexpectedRows,
 )
+from fencekit.sql._objects import write_on
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
-from fencekit.sql.statements import OPTION, Fenced
+from fencekit.sql.statements import OPTION, Fenced, Statement
 
-Statement = Update | Delete | Insert
+
+class Newer(NamedTuple):
+    """A row that refuses the token."""
+
+    fence: int
+    key: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Written:
     count: int
     """The number of rows."""
     rows: Sequence[Row[Any]] = ()
-    """What the statement's own ``returning()`` asked for, as plain rows."""
+    """What the statement's own ``returning()`` asked for."""
 
 
 @overload
@@ -73,13 +69,15 @@ def execute_fenced(
 
     With an ``AsyncConnection`` or ``AsyncSession`` the result is to be awaited. ``rows`` is how
     many rows the statement has to write. Objects of a session that were written are brought up to
-    date.
+    date or, where Python does not know the new value, expired.
 
     Raises ``FencedOutError`` if a row it means carries a newer token, also if others were written;
-    ``RowMissing`` if there is no row, or fewer than ``rows``; ``RowExists`` for an insert;
+    ``RowMissing`` if none was written, or fewer than ``rows``; ``RowExists`` for an insert;
     ``UnexpectedRows`` for more than ``rows``, or than the key in its condition can have;
     ``RowCountUnknown`` if the driver does not tell. After each of them, roll back. What
-    the database raises passes through, serialization failures included.
+    the database raises passes through, serialization failures included. ``TypeError`` for a
+    statement that was changed since, other than by ``returning()`` and ``execution_options()``;
+    ``RuntimeError`` for many rows with AUTOCOMMIT, where nothing could be rolled back.
 
     >>> from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine
     >>> from fencekit.sql import execute_fenced, fence_token, fenced_insert, fenced_update
@@ -95,16 +93,27 @@ def execute_fenced(
     Traceback (most recent call last):
     fencekit.errors.FencedOutError: token 41 is older than 42, which jobs {'id': 7} carries: ...
     """
-    facts = statement.get_execution_options().get(OPTION)
+    options: Mapping[str, Any] = getattr(statement, "get_execution_options", dict)()
+    facts = options.get(OPTION)
     if not isinstance(facts, Fenced):
         raise TypeError("execute_fenced runs what fenced_update and its kin return")
+    if not facts.unchanged(statement):
+        raise TypeError(
+            f"the statement was changed since fenced_{facts.verb} made it, which could let a stale "
+            "value pass: say everything there, and add returning() or execution_options() alone"
+        )
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
         raise ValueError(f"rows is a number of rows, 1 or more, not {rows!r}")
-    return run(connection, lambda given: _execute(given, statement, facts, rows))  # type: ignore[no-any-return]
+    others = {name: value for name, value in options.items() if name != OPTION}
+    return run(connection, lambda given: _execute(given, statement, facts, others, rows))  # type: ignore[no-any-return]
 
 
 def _execute(
-    given: Connection | Session, statement: Statement, facts: Fenced, rows: int | None
+    given: Connection | Session,
+    statement: Statement,
+    facts: Fenced,
+    options: Mapping[str, Any],
+    rows: int | None,
 ) -> Written:
     target = facts.target
     key = target.pinned(facts.where)
@@ -112,160 +121,182 @@ def _execute(
         row = and_(*(target.source.c[name] == value for name, value in key.items()))
         facts = replace(facts, key=key, most=1, where=row)
     connection = connection_of(given, target.mapper, target.table)
+    _check_possible(connection, facts)
+    if connection.dialect.name == "sqlite" and _has_with(statement):
+        _begin(connection)
+    look = _Look(connection, facts, options)
+    if isinstance(given, Session) and target.mapper is not None:
+        look.asked = given
+        count, found = write_on(given, statement, facts)
+        newer = look.unless_done(count)
+    elif connection.dialect.name != "postgresql" or _has_to_be_plain(statement, facts):
+        count, found = _write(connection, statement, facts)
+        newer = look.unless_done(count)
+    else:
+        found = ()
+        count, newer = _write_and_look(statement, facts, look)
+    _judge(facts, count, newer, rows)
+    return Written(count, found)
+
+
+def _check_possible(connection: Connection, facts: Fenced) -> None:
     dialect = connection.dialect.name
     if facts.verb in ("insert", "upsert") and dialect not in ("postgresql", "sqlite"):
         raise NotImplementedError(
             f"fenced_{facts.verb} needs INSERT ... ON CONFLICT, which {dialect} does not have: "
             "write the row in a transaction that fenced_update protects"
         )
-    session = given if isinstance(given, Session) and target.mapper is not None else None
-    look = _in_one if dialect == "postgresql" else _in_two
-    written, newest = look(connection, statement, facts, session)
-    _judge(facts, written.count, newest, rows)
-    return written
-
-
-def _in_one(
-    connection: Connection, statement: Statement, facts: Fenced, session: Session | None
-) -> tuple[Written, int | None]:
-    target = facts.target
-    one: Any = literal_column("1").label("fencekit_one")
-    added = [one] if session is None else _keys_of(facts)
-    written = statement.returning(*added).cte("fencekit_written")
-    asked = len(written.c) - len(added)
-    count = select(func.count()).select_from(written).scalar_subquery()
-    meant = select(func.count()).select_from(target.source).where(facts.where).scalar_subquery()
-    # Only if something is left to explain: then every row meant is looked at as it is now.
-    now = select(target.fence.label("fence")).where(facts.where)
-    # (Weaker than FOR SHARE, a lock would be content with the version before the newer one.)
-    seen = now.with_for_update(read=True, of=target.source).subquery("fencekit_now")
-    # Not compared in SQL: the planner would do that first, on the version before the newer one.
-    newest = select(func.max(seen.c.fence)).scalar_subquery()
-    short = count < (meant if facts.most is None else facts.most)
-    told = (count.label("fencekit_count"), case((short, newest)).label("fencekit_newest"))
-    if not asked and session is None:
-        number, newer = connection.execute(select(*told)).one()
-        return Written(number), _looked(connection, facts, number, newer)
-    # The outer join has a row also when nothing was written.
-    always = select(one).subquery("fencekit_always")
-    both = always.outerjoin(written, true())
-    found = connection.execute(select(*told, *written.c).select_from(both)).freeze()
-    number, newer = found().columns(0, 1).all()[0]
-    end = 2 + asked
-    if session is not None and number:
-        keys = found().columns(*range(end, end + len(added))).all()
-        _synchronize(session, facts, map(tuple, keys))
-    rows = found().columns(*range(2, end)).all() if asked and number else ()
-    return Written(number, rows), _looked(connection, facts, number, newer)
-
-
-def _looked(connection: Connection, facts: Fenced, number: int, newest: Any) -> int | None:
-    """The newest fence if it refuses us, which an insert's own snapshot may not show yet."""
-    if newest is not None and newest > facts.token:
-        return int(newest)
-    if facts.verb in ("insert", "upsert") and number < (facts.most or 0):
-        return _newest(connection, facts)
-    return None
-
-
-def _in_two(
-    connection: Connection, statement: Statement, facts: Fenced, session: Session | None
-) -> tuple[Written, int | None]:
-    verb = "insert" if facts.verb == "upsert" else facts.verb
-    tells = session is not None and getattr(connection.dialect, f"{verb}_returning")
-    added = _keys_of(facts) if tells else []
-    result: Any = connection.execute(statement.returning(*added) if added else statement)
-    rows: Sequence[Any] = ()
-    keys: Any = None
-    if result.returns_rows:
-        found = result.freeze()
-        width = len(found().keys())
-        asked = width - len(added)
-        count = len(found().all())
-        rows = found().columns(*range(asked)).all() if asked and count else ()
-        keys = found().columns(*range(asked, width)).all() if added and count else None
-    else:
-        count = result.rowcount
-    if session is not None:
-        _synchronize(session, facts, None if keys is None else map(tuple, keys))
-    if count < 0:
-        raise RowCountUnknown(
-            f"the driver does not tell how many rows of {facts.target.name} were written under "
-            f"token {facts.token}: roll back, and use a driver that can tell",
-            table=facts.target.name,
-            token=facts.token,
+    level = connection.get_execution_options().get("isolation_level")
+    if facts.most != 1 and (level or connection.default_isolation_level) == "AUTOCOMMIT":
+        raise RuntimeError(
+            f"fenced_{facts.verb} may write some rows of {facts.target.name} and be refused for "
+            "others, and with AUTOCOMMIT the first could not be rolled back: use a transaction, or "
+            "name one row by its key"
         )
-    newest = None if facts.most is not None and count >= facts.most else _newest(connection, facts)
-    return Written(count, rows), newest
 
 
-def _keys_of(facts: Fenced) -> list[Any]:
-    """The primary key, under names that no column has."""
-    keys = enumerate(facts.target.table.primary_key)
-    return [facts.target.at(column).label(f"fencekit_{number}") for number, column in keys]
+def _write(
+    connection: Connection, statement: Statement, facts: Fenced
+) -> tuple[int, Sequence[Any]]:
+    """Send it as it is, but for a RETURNING where the driver would not tell how many rows."""
+    silent = facts.verb in ("insert", "upsert") or _has_with(statement)
+    counting = silent and not statement._returning and _can_return(connection, facts)
+    sent = statement.returning(literal_column("1")) if counting else statement
+    result = connection.execute(sent)
+    rows = result.all() if result.returns_rows else ()
+    return (len(rows) if result.returns_rows else result.rowcount), () if counting else rows
 
 
-def _newest(connection: Connection, facts: Fenced) -> int | None:
-    """The newest fence among the rows meant that are newer than the token."""
-    fence = facts.target.fence
-    look = select(func.max(fence)).where(facts.where, fence > facts.token)
-    if connection.dialect.name in ("mysql", "mariadb"):  # a plain one reads an old snapshot
-        look = look.with_for_update(read=True)
-    newest = connection.execute(look).scalar()
-    return None if newest is None else int(newest)
+def _can_return(connection: Connection, facts: Fenced) -> bool:
+    verb = "insert" if facts.verb == "upsert" else facts.verb
+    return bool(getattr(connection.dialect, f"{verb}_returning"))
 
 
-def _synchronize(session: Session, facts: Fenced, keys: Iterable[tuple[Any, ...]] | None) -> None:
-    """Tell the session's objects what was written, as SQLAlchemy does after its own UPDATE.
+def _has_with(statement: Statement) -> bool:
+    return any(isinstance(part, CTE) for part in visitors.iterate(statement))
 
-    Without keys every object of the class is read again when it is used next.
+
+def _begin(connection: Connection) -> None:
+    """Begin what sqlite3 does not begin for a statement whose text starts with WITH."""
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN")
+
+
+def _has_to_be_plain(statement: Statement, facts: Fenced) -> bool:
+    """Whether the statement has to be sent as it is, and not within another.
+
+    One that returns rows, so that they are what SQLAlchemy makes of them; and one with a default
+    that looks at its execution, which has none of its own within another.
     """
-    mapper = facts.target.mapper
-    assert mapper is not None
-    if keys is None:
-        for known in list(session.identity_map.values()):
-            if isinstance(known, mapper.class_):
-                session.expire(known)
-        return
-    plain = {k: v for k, v in facts.values.items() if not isinstance(v, ClauseElement)}
-    computed = [
-        attribute.key
-        for attribute in mapper.column_attrs
-        if attribute.key not in facts.values and any(map(_changes_by_itself, attribute.columns))
-    ]
-    for key in keys:
-        known = session.identity_map.get(mapper.identity_key_from_primary_key(key))
-        if known is None:
-            continue
-        if not plain:
-            session.expire(known)
-            continue
-        unknown = [*(k for k in facts.values if k not in plain), *computed]
-        if unknown:
-            session.expire(known, unknown)
-        for name, value in plain.items():
-            set_committed_value(known, name, value)
+    if statement._returning:
+        return True
+    name = "onupdate" if facts.verb == "update" else "default"
+    defaults = (getattr(column, name) for column in facts.target.table.c)
+    return any(one is not None and one.is_callable and _takes_context(one.arg) for one in defaults)
 
 
-def _changes_by_itself(column: Any) -> bool:
-    """Whether an UPDATE changes it without naming it."""
-    made = ("onupdate", "server_onupdate", "computed")
-    return not isinstance(column, Column) or any(getattr(column, name) is not None for name in made)
+def _takes_context(function: Any) -> bool:
+    try:
+        return bool(inspect.signature(function).parameters)
+    except ValueError:  # of a builtin, which SQLAlchemy calls without arguments as well
+        return False
 
 
-def _judge(facts: Fenced, count: int, newest: int | None, rows: int | None) -> None:
+class _Look:
+    """Looks at the rows that a statement means, fresh or not, as the caller's statement would."""
+
+    def __init__(self, connection: Connection, facts: Fenced, options: Mapping[str, Any]) -> None:
+        self.asked: Connection | Session = connection
+        self._locking = connection.dialect.name in ("mysql", "mariadb")
+        self._facts = facts
+        self._options = options
+
+    def run(self, statement: Any) -> Any:
+        """The first row, with the options that the caller gave to the statement."""
+        return self.asked.execute(statement, execution_options=self._options).first()
+
+    def rows(self, *columns: Any) -> Any:
+        """A SELECT of the rows meant, as the target has them: a class only its own."""
+        return select(*columns).select_from(self._facts.target.given).where(self._facts.where)
+
+    def newer(self) -> Newer | None:
+        """The newest of the rows meant that are newer than the token."""
+        target = self._facts.target
+        keys = list(target.table.primary_key)
+        look = self.rows(target.fence, *map(target.at, keys))
+        look = look.where(target.fence > self._facts.token).order_by(target.fence.desc()).limit(1)
+        if self._locking:  # a plain one would read an old snapshot
+            look = look.with_for_update(read=True)
+        row = self.run(look)
+        if row is None:
+            return None
+        named = dict(zip((column.key for column in keys), row[1:], strict=True))
+        return Newer(int(row[0]), self._facts.key or named or None)
+
+    def unless_done(self, count: int) -> Newer | None:
+        """A row that refused the statement, if one can have."""
+        facts = self._facts
+        if count < 0:
+            raise RowCountUnknown(
+                f"the driver does not tell how many rows of {facts.target.name} were written under "
+                f"token {facts.token}: roll back, and use a driver that can tell",
+                table=facts.target.name,
+                token=facts.token,
+            )
+        done = facts.most is not None and count >= facts.most
+        return None if done else self.newer()
+
+
+def _write_and_look(statement: Statement, facts: Fenced, look: _Look) -> tuple[int, Newer | None]:
+    """Both in one statement of PostgreSQL's."""
+    target = facts.target
+    written = statement.returning(literal_column("1")).cte()
+    count = select(func.count()).select_from(written).scalar_subquery()
+    meant = look.rows(func.count()).scalar_subquery()
+    short = count < (meant if facts.most is None else facts.most)
+    keys = [] if facts.key else list(target.table.primary_key)
+    fences = [target.fence, *map(target.at, keys)]
+    now = look.rows(*(one.label(f"is_{number}") for number, one in enumerate(fences)))
+    # Every row meant as it is now. (Weaker than FOR SHARE, a lock would be content with the version
+    # before the newer one.)
+    seen = now.with_for_update(read=True, of=target.given).cte()
+    # Not compared in SQL: the planner would do that first, on the version before the newer one.
+    newest = select(seen).order_by(seen.c.is_0.desc().nulls_last()).limit(1).cte()
+    # Only if something is left to explain is any of that looked at.
+    told = (case((short, select(one).scalar_subquery())) for one in newest.c)
+    number, fence, *key = look.run(select(count, *told))
+    if fence is not None and fence > facts.token:
+        named = dict(zip((column.key for column in keys), key, strict=True))
+        return number, Newer(int(fence), facts.key or named or None)
+    if facts.verb in ("insert", "upsert"):  # whose own snapshot may not show the row yet
+        return number, look.unless_done(number)
+    return number, None
+
+
+def _named(facts: Fenced, key: Mapping[str, Any] | None) -> str:
+    """The row in an error's text. Other keys than the primary one may be secrets."""
+    table = facts.target.name
+    if not key:
+        return table
+    primary = {column.key for column in facts.target.table.primary_key}
+    return f"{table} {dict(key)!r}" if key.keys() <= primary else f"{table} (by {', '.join(key)})"
+
+
+def _judge(facts: Fenced, count: int, newer: Newer | None, rows: int | None) -> None:
     table, key, token = facts.target.name, facts.key, facts.token
-    row = table if key is None else f"{table} {key!r}"
-    if newest is not None:
+    row = _named(facts, key)
+    if newer is not None:
         raise FencedOutError(
-            f"token {token} is older than {newest}, which {row} carries: somebody newer has taken "
-            "over; roll back and stop",
+            f"token {token} is older than {newer.fence}, which {_named(facts, newer.key)} carries: "
+            "somebody newer has taken over; roll back and stop",
             resource=facts.resource,
             token=token,
-            current=newest,
+            current=newer.fence,
             table=table,
-            key=key,
+            key=newer.key,
         )
+    least = facts.least if rows is None else rows
     if facts.verb == "insert" and facts.most is not None and count < facts.most:
         raise RowExists(
             f"{row} is there already, with no newer token than {token}: update it, or roll back",
@@ -273,11 +304,11 @@ def _judge(facts: Fenced, count: int, newest: int | None, rows: int | None) -> N
             key=key,
             token=token,
         )
-    if count == 0 or (rows is not None and count < rows):
-        expected = "" if rows is None or not count else f" of {rows}"
+    if count < least:
+        written = "nothing" if not count else f"{count} of {least} rows"
         raise RowMissing(
-            f"{'no row' if not count else f'{count}'}{expected} of {row} was there to be "
-            f"written under token {token}: check its key, or insert it",
+            f"{written} of {row} was written under token {token}: no such row is there, or the "
+            "condition excludes it",
             table=table,
             key=key,
             token=token,

@@ -4,7 +4,8 @@ Rules this module obeys:
 
 * The check is a part of the statement that writes (S1), whoever executes it.
 * A fence is set by the token alone, and only forward (S3).
-* What `execute_fenced` has to know travels with the statement, as an execution option.
+* What `execute_fenced` has to know travels with the statement, as an execution option; a statement
+  that was changed since is recognised.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ from sqlalchemy.dialects import postgresql
 
 from fencekit import FenceToken
 from fencekit.fencing import token_value
-from fencekit.sql._target import FENCE, Target, check_where
+from fencekit.sql._target import FENCE, Target
 
 OPTION = "fencekit"
 
 Values = Mapping[Any, Any]
 Row = dict[Column[Any], Any]
+Statement = Update | Delete | Insert
 S = TypeVar("S", Update, Delete, Insert)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Fenced:
     """What a fenced statement means, for whoever executes it."""
 
@@ -53,10 +55,22 @@ class Fenced:
     """The rows it means, fresh or not."""
     most: int | None = None
     """How many rows it can write at most, where that is known."""
+    least: int = 1
+    """How many rows it has to write."""
     values: dict[Any, Any] = field(default_factory=dict)
     """What an UPDATE sets, by what the target calls it."""
     key: dict[str, Any] | None = None
     """The one row it means, where it names one by a unique key. Found out when it is executed."""
+    statement: Statement | None = None
+    """The statement as it was made."""
+
+    def unchanged(self, given: Statement) -> bool:
+        """Whether a statement that was made from this one still writes the same."""
+        return all(getattr(given, x, None) is getattr(self.statement, x, None) for x in _PARTS)
+
+
+# What the methods of a statement replace: all but RETURNING and the options of its execution.
+_PARTS = ("_where_criteria", "_values", "_multi_values", "_post_values_clause", "_with_options")
 
 
 def _fenced(
@@ -66,6 +80,7 @@ def _fenced(
     where: Any,
     most: int | None = None,
     values: Any = None,
+    least: int = 1,
 ) -> Fenced:
     resource = token.resource if isinstance(token, FenceToken) else ""
     number = token_value(token)
@@ -73,7 +88,7 @@ def _fenced(
     if values is not None:
         setting = {target.key_of(column): value for column, value in values.items()}
         setting[target.key_of(target.own)] = number
-    return Fenced(verb, target, number, resource, where, most, setting)
+    return Fenced(verb, target, number, resource, where, most, least, setting)
 
 
 def fenced_update(
@@ -86,7 +101,8 @@ def fenced_update(
     name. Run it with `execute_fenced`, which raises if a row was refused; run otherwise, a refused
     row is one that its ``rowcount`` lacks.
 
-    Raises ``TypeError`` or ``ValueError`` for a token, condition or column that cannot be meant.
+    Raises ``TypeError`` or ``ValueError`` for a token, condition or column that cannot be meant,
+    such as a condition that does not mention the target (for all rows pass ``sqlalchemy.true()``).
 
     >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
     >>> from fencekit.sql import fence_token, fenced_update
@@ -98,7 +114,8 @@ def fenced_update(
     """
     found = Target(target, fence)
     setting = found.columns(values, "values")
-    return _update(target, _fenced("update", found, token, check_where(where), values=setting))
+    where = found.condition(where)
+    return _update(target, _fenced("update", found, token, where, values=setting))
 
 
 def fenced_update_many(
@@ -112,7 +129,8 @@ def fenced_update_many(
     """Return one UPDATE that sets other values in each of many rows, all with one token.
 
     Each of ``rows`` maps the columns of ``key`` (the primary key unless given) and the columns to
-    set; all have the same columns. Otherwise as `fenced_update`.
+    set; all have the same columns. ``key`` has to be unique. Each row has to be there:
+    `execute_fenced` raises ``RowMissing`` for less. Otherwise as `fenced_update`.
 
     >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
     >>> from fencekit.sql import fence_token, fenced_update_many
@@ -124,6 +142,11 @@ def fenced_update_many(
     found = Target(target, fence)
     table = _rows_of(found, rows)
     keys = _key_columns(found, key, table)
+    if not found.is_unique(keys):
+        raise ValueError(
+            f"{', '.join(column.name for column in keys)} is no unique key of {found.name}: a row "
+            "that is refused could not be told from one that is not there"
+        )
     changed = [column for column in table[0] if column not in keys]
     if not changed:
         raise ValueError("rows have nothing but their key: name the columns to set")
@@ -135,7 +158,8 @@ def fenced_update_many(
         )
         for column in changed
     }
-    return _update(target, _fenced("update", found, token, where, len(table), values))
+    facts = _fenced("update", found, token, where, len(table), values, least=len(table))
+    return _update(target, facts)
 
 
 def fenced_delete(
@@ -163,9 +187,9 @@ def fenced_delete(
     if tombstone is not None:
         return fenced_update(target, token, where=where, values=tombstone, fence=fence)
     found = Target(target, fence)
-    facts = _fenced("delete", found, token, check_where(where))
+    facts = _fenced("delete", found, token, found.condition(where))
     fresh = found.fresh(found.bound(facts.token))
-    return _with(delete(target).where(where, fresh), facts)
+    return _with(delete(target).where(facts.where, fresh), facts)
 
 
 def fenced_insert(
@@ -195,6 +219,7 @@ def fenced_insert(
         plain = insert(found.table).values(_full(found, rows, token))
         return _with(plain, _fenced("insert", found, token, where, len(rows)))
     keys = _key_columns(found, key, rows)
+    rows = _in_key_order(rows, keys)
     statement = postgresql.insert(found.table)  # SQLite compiles it as well
     statement = statement.values(_full(found, rows, token))
     statement = statement.on_conflict_do_nothing(index_elements=keys)
@@ -213,8 +238,9 @@ def fenced_upsert(
     """Return an INSERT that updates a row which is there already, unless its fence is newer.
 
     ``key`` are the columns of the unique key, the primary key unless given; ``update`` those that
-    an existing row takes over from ``values``, all others than the key unless given. A row that was
-    deleted comes back: see `fenced_delete`.
+    an existing row takes over from ``values``, all others than the key unless given; an
+    ``onupdate`` of other columns does not run. A row that was deleted comes back: see
+    `fenced_delete`.
 
     >>> from sqlalchemy import Column, Integer, MetaData, Table, Text
     >>> from fencekit.sql import fence_token, fenced_upsert
@@ -225,12 +251,13 @@ def fenced_upsert(
     found = _inserted(target, fence)
     rows = _rows_of(found, values)
     keys = _key_columns(found, key, rows)
-    if isinstance(update, str):
-        raise TypeError(f"update is a sequence of columns, not {update!r}: add a comma")
+    rows = _in_key_order(rows, keys)
     if update is None:
         taken = [column for column in rows[0] if column not in keys]
     else:
-        taken = [found.column(given, "one of update") for given in update]
+        taken = _columns(found, update, "update")
+        if found.own in taken:
+            raise ValueError(f"update names {found.own.name}, which the token sets: leave it out")
         strange = [column.name for column in taken if column not in rows[0]]
         if strange:
             raise ValueError(f"update names {', '.join(strange)}, which values does not have")
@@ -254,6 +281,7 @@ def _update(target: Any, facts: Fenced) -> Update:
 
 
 def _with(statement: S, facts: Fenced) -> S:
+    facts.statement = statement
     return statement.execution_options(**{OPTION: facts})
 
 
@@ -279,6 +307,8 @@ def _inserted(target: Any, fence: Any) -> Target:
 
 def _rows_of(target: Target, given: Any) -> list[Row]:
     """The rows by column; all have the same."""
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
+        raise TypeError(f"rows are mappings of columns, not {type(given).__name__}")
     rows = [given] if isinstance(given, Mapping) else list(given)
     if not rows:
         raise ValueError("there are no rows to write")
@@ -288,20 +318,33 @@ def _rows_of(target: Target, given: Any) -> list[Row]:
     return table
 
 
-def _key_columns(target: Target, key: Sequence[Any] | None, rows: list[Row]) -> list[Column[Any]]:
-    if isinstance(key, str):
-        raise TypeError(f"key is a sequence of columns, not {key!r}: add a comma")
-    named: Iterable[Any] = target.table.primary_key if key is None else key
-    keys = [target.column(column, "one of key") for column in named]
+def _columns(target: Target, given: Any, what: str) -> list[Column[Any]]:
+    """Columns that are named one by one."""
+    if isinstance(given, str):
+        raise TypeError(f"{what} is a sequence of columns, not {given!r}: add a comma")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{what} is a sequence of columns, not {type(given).__name__}")
+    columns = [target.column(column, f"one of {what}") for column in given]
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"{what} names a column twice")
+    return columns
+
+
+def _key_columns(target: Target, key: Any, rows: list[Row]) -> list[Column[Any]]:
+    keys = list(target.table.primary_key) if key is None else _columns(target, key, "key")
     if not keys:
-        raise ValueError(f"table {target.name} has no primary key: pass key=")
+        lacks = f"table {target.name} has no primary key" if key is None else "key names no column"
+        raise ValueError(f"{lacks}: pass the columns of a unique key as key=")
     for column in keys:
         if column not in rows[0]:
             raise ValueError(f"the rows do not say {column.name}, which is a part of their key")
-        if any(_is_expression(row[column]) for row in rows):
-            raise TypeError(
-                f"{column.name} is a part of the key: give its value, not an expression"
-            )
+        for value in (row[column] for row in rows):
+            if is_expression(value):
+                raise TypeError(
+                    f"{column.name} is a part of the key: give its value, not an expression"
+                )
+            if value is None:
+                raise ValueError(f"{column.name} is a part of the key, and None is no value of one")
     try:
         different = len({tuple(row[column] for column in keys) for row in rows})
     except TypeError:  # a value that has no hash, such as JSON: the database will see
@@ -311,12 +354,20 @@ def _key_columns(target: Target, key: Sequence[Any] | None, rows: list[Row]) -> 
     return keys
 
 
-def _is_expression(value: object) -> bool:
+def _in_key_order(rows: list[Row], keys: list[Column[Any]]) -> list[Row]:
+    """In one order for everybody, so that two writers of the same rows do not deadlock."""
+    try:
+        return sorted(rows, key=lambda row: tuple(row[column] for column in keys))
+    except TypeError:  # values without an order
+        return rows
+
+
+def is_expression(value: object) -> bool:
     return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
 
 
 def _expression(value: Any, column: Column[Any]) -> Any:
-    return value if _is_expression(value) else literal(value, column.type)
+    return value if is_expression(value) else literal(value, column.type)
 
 
 def _is(target: Target, keys: list[Column[Any]], row: Row) -> ColumnElement[bool]:

@@ -13,15 +13,21 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
+    bindparam,
     create_engine,
     event,
+    false,
     func,
+    literal,
+    literal_column,
+    null,
     select,
     text,
+    true,
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import aliased, with_loader_criteria
 
 from fencekit import FencedOutError, FenceToken, LockHandle
 from fencekit.errors import RowCountUnknown, RowMissing, UnexpectedRows
@@ -100,12 +106,99 @@ def test_what_cannot_be_written_to_is_refused(target: Any) -> None:
         fenced_update(target, 7, where=WHERE, values={})
 
 
-@pytest.mark.parametrize("where", [None, True, False, "id = 1", 7, object()])
-def test_a_condition_that_python_has_decided_is_refused(where: Any) -> None:
-    with pytest.raises(TypeError, match="where"):
+@pytest.mark.parametrize(
+    "where",
+    [
+        None,
+        True,
+        False,
+        "id = 1",
+        7,
+        object(),
+        JOBS.c.id,
+        JOBS.c.id.desc(),
+        func.count(JOBS.c.state),
+        literal(7),
+        bindparam("flag"),
+        null(),
+        select(JOBS),
+    ],
+)
+def test_what_is_no_condition_is_refused(where: Any) -> None:
+    with pytest.raises(TypeError, match="where is a condition"):
         fenced_update(JOBS, 7, where=where, values={})
-    with pytest.raises(TypeError, match="where"):
+    with pytest.raises(TypeError, match="where is a condition"):
         fenced_delete(JOBS, 7, where=where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        PARTS.c.job == 7,
+        JOBS.alias().c.id == 7,
+        select(PARTS.c.job).where(PARTS.c.job == 1).exists(),
+        literal(1) == 1,
+        func.now() > func.now(),
+    ],
+)
+def test_a_condition_that_does_not_mention_the_target_is_refused(where: Any) -> None:
+    for build in (
+        lambda: fenced_update(JOBS, 7, where=where, values={}),
+        lambda: fenced_delete(Job, 7, where=where),
+        lambda: fenced_update(aliased(Job), 7, where=JOBS.c.id == 1, values={}),
+    ):
+        with pytest.raises(ValueError, match="does not mention jobs"):
+            build()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        true(),
+        false(),
+        text("id = 7"),
+        JOBS.c.id == PARTS.c.job,
+        Job.id.in_(select(PARTS.c.job)),
+        select(PARTS.c.job).where(PARTS.c.job == JOBS.c.id).exists(),
+        literal_column("id = 7"),
+        func.starts_with(JOBS.c.state, "x"),
+        (JOBS.c.id == 7) & ~(JOBS.c.state == "x"),
+    ],
+)
+def test_every_condition_on_the_target_is_one(where: Any) -> None:
+    assert fenced_update(JOBS, 7, where=where, values={}) is not None
+    assert fenced_delete(Job, 7, where=where) is not None
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        select(JOBS.c.id).where(JOBS.c.state == "new").limit(1),
+        select(JOBS.c.id).offset(1),
+        select(JOBS.c.id).with_for_update(skip_locked=True),
+        JOBS.delete().returning(JOBS.c.id).cte().select(),
+    ],
+)
+def test_a_subquery_that_chooses_other_rows_the_second_time_is_refused(chosen: Any) -> None:
+    with pytest.raises(ValueError, match="select the keys first"):
+        fenced_update(JOBS, 7, where=JOBS.c.id.in_(chosen), values={"state": "mine"})
+
+
+def test_a_statement_that_was_changed_is_refused(connection: Connection) -> None:
+    # S3
+    update: Any = fenced_update(Job, 7, where=Job.id == 1, values={"state": "x"})
+    upsert: Any = fenced_upsert(JOBS, 7, values={"id": 1, "state": "x"})
+    for changed in (
+        update.values(fence_token=0),
+        update.values(state="y"),
+        update.where(Job.state == "x"),
+        update.options(with_loader_criteria(Job, Job.state == "x")),
+        fenced_delete(JOBS, 7, where=WHERE).where(JOBS.c.state == "x"),
+        upsert.values(state="y"),
+    ):
+        with pytest.raises(TypeError, match="was changed since"):
+            execute_fenced(connection, changed)
+    assert connection.info["sent"] == []
 
 
 def test_columns_that_are_not_there_or_not_to_be_set_are_refused() -> None:
@@ -123,6 +216,17 @@ def test_columns_that_are_not_there_or_not_to_be_set_are_refused() -> None:
         (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, update=["state"]), "does not have"),
         (lambda: fenced_update_many(JOBS, 7, [{"id": 1}]), "nothing but their key"),
         (lambda: fenced_update_many(JOBS, 7, [{"id": 1, "state": "x"}] * 2), "twice"),
+        (
+            lambda: fenced_update_many(
+                PARTS, 7, [{"job": 1, "text": ""}], key=["job"], fence="fence"
+            ),
+            "no unique key",
+        ),
+        (lambda: fenced_upsert(JOBS, 7, values={"id": None}), "None"),
+        (lambda: fenced_update_many(JOBS, 7, [{"id": None, "state": "x"}]), "None"),
+        (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, key=[]), "names no column"),
+        (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, key=["id", "id"]), "twice"),
+        (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, update=["fence_token"]), "leave it out"),
     ]
     for build, why in refused:
         with pytest.raises(ValueError, match=why):
@@ -134,6 +238,11 @@ def test_columns_that_are_not_there_or_not_to_be_set_are_refused() -> None:
         (lambda: fenced_upsert(JOBS, 7, values=[7]), "mapping"),  # type: ignore[list-item]
         (lambda: fenced_upsert(JOBS, 7, values={"id": func.random()}), "expression"),
         (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, key="id"), "comma"),
+        (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, key=5), "sequence"),  # type: ignore[arg-type]
+        (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, update=5), "sequence"),  # type: ignore[arg-type]
+        (lambda: fenced_insert(JOBS, 7, values=5), "mappings"),  # type: ignore[arg-type]
+        (lambda: fenced_upsert(JOBS, 7, values=None), "mappings"),  # type: ignore[arg-type]
+        (lambda: fenced_update_many(JOBS, 7, "id"), "mappings"),  # type: ignore[arg-type]
         (lambda: fenced_upsert(JOBS.alias(), 7, values={"id": 1}), "alias"),
         (lambda: fenced_insert(aliased(Job), 7, values={"id": 1}), "alias"),
     ]
@@ -148,6 +257,10 @@ def test_only_statements_of_this_package_run_and_only_on_connections(
     fenced = fenced_update(JOBS, 7, where=WHERE, values={})
     with pytest.raises(TypeError, match="fenced_update and its kin"):
         execute_fenced(connection, JOBS.update().values(state="x"))
+    nothing: Any
+    for nothing in ("UPDATE jobs", None, text("UPDATE jobs"), 7):
+        with pytest.raises(TypeError, match="fenced_update and its kin"):
+            execute_fenced(connection, nothing)
     for rows in (0, -1, True, "2", 1.0):
         with pytest.raises(ValueError, match="rows"):
             execute_fenced(connection, fenced, rows=rows)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ async def test_one_refused_row_among_many_refuses_them_all(place: Place) -> None
     many = fenced_update(JOBS, 7, where=JOBS.c.id < 6, values={"state": "x"})
     with pytest.raises(FencedOutError) as refused:
         await run(place, many)
-    assert refused.value.current == 8
+    assert (refused.value.current, refused.value.key) == (8, {"id": 3})
     assert all(row[1] is None for row in await place.rows())
     fresh = fenced_update(JOBS, 7, where=JOBS.c.id < 3, values={"state": "x"})
     assert (await run(place, fresh, rows=2)).count == 2
@@ -143,8 +143,9 @@ async def test_many_rows_get_values_of_their_own_in_one_statement(place: Place) 
             place, fenced_update_many(PARTS, 4, [*rows, {**rows[0], "number": 3}], fence="fence")
         )
     one_more = [*rows, {"job": 1, "number": 9, "text": "?"}]
-    with pytest.raises(RowMissing):
-        await run(place, fenced_update_many(PARTS, 5, one_more, fence="fence"), rows=4)
+    with pytest.raises(RowMissing) as missing:  # each row has to be there
+        await run(place, fenced_update_many(PARTS, 5, one_more, fence="fence"))
+    assert missing.value.written == 3
 
 
 async def test_returned_columns_come_back(place: Place) -> None:
