@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
 
 from fencekit._codec import Codec, JsonCodec
@@ -24,6 +25,7 @@ __all__ = [
     "as_text",
     "check_codec",
     "check_fingerprint",
+    "check_purge",
     "check_sequence",
     "hidden_row",
     "in_order",
@@ -38,6 +40,11 @@ LONGEST = 2048
 
 TRIES = 5
 """Claims of a key that somebody purges between our looks."""
+
+MOST_PURGED = 10_000
+"""Rows of a batch. They stay locked until its transaction ends."""
+
+_LONG_AGO = timedelta(days=36525)  # 100 years: every database can subtract them from now
 
 
 def token_value(token: object) -> int:
@@ -337,3 +344,23 @@ class OperationBlock:
                 "only where first is true"
             )
         self._outcome = Applied(True, value)
+
+
+def check_purge(older_than: object, batch: object) -> None:
+    """Refuse an age that is not between 0 and 100 years, and a batch not between 1 and 10,000 rows.
+
+    Raises ``TypeError`` or ``ValueError``.
+
+    >>> from datetime import timedelta
+    >>> check_purge(timedelta(days=30), 1000)
+    """
+    if not isinstance(older_than, timedelta):
+        raise TypeError(f"older_than is a timedelta, not {type(older_than).__name__}")
+    if not timedelta(0) <= older_than <= _LONG_AGO:
+        raise ValueError(f"older_than is between 0 and 100 years, not {older_than}")
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise TypeError(f"batch is a number of rows, not {type(batch).__name__}")
+    if not 1 <= batch <= MOST_PURGED:
+        raise ValueError(
+            f"batch is between 1 and {MOST_PURGED} rows, not {batch}: commit and repeat until 0"
+        )

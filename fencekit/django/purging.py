@@ -9,9 +9,9 @@ from django.db import transaction
 from django.db.models import Model
 from django.db.models.functions import Now
 
-from fencekit._purging import check_purge
 from fencekit.django._databases import check_database
 from fencekit.django.transactions import connection_of
+from fencekit.fencing import check_purge
 
 
 def purge_operations(older_than: timedelta, *, batch: int = 1000, using: str = "default") -> int:

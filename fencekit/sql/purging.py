@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from sqlalchemy import Table, delete, func, select, tuple_
 
-from fencekit._purging import check_purge
+from fencekit.fencing import check_purge
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
 from fencekit.sql.tables import FENCES, OPERATIONS
 
