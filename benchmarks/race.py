@@ -49,6 +49,8 @@ class Entry:
     label: str = ""
     flags: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    """In one process with the others of its contender: two processes differ by some per cent."""
 
     @property
     def name(self) -> str:
@@ -62,7 +64,11 @@ def opened(
     """A worker for each entry; those that cannot be had are named in ``errors``."""
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
+        shared: dict[str, str] = {}  # the first entry of each contender
         for entry in entries:
+            first = shared.setdefault(entry.contender, entry.name) if entry.shared else entry.name
+            if first != entry.name:
+                continue
             environment = CONTENDERS[entry.contender].environment
             try:
                 ENVIRONMENTS[environment].make()
@@ -77,6 +83,12 @@ def opened(
             except WorkerError as error:
                 errors[name] = str(error)
                 del workers[name]
+        for entry in entries:
+            first = shared[entry.contender] if entry.shared else entry.name
+            if first in errors:
+                errors[entry.name] = errors[first]
+            else:
+                workers[entry.name] = workers[first]
         yield workers
 
 

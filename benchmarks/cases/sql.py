@@ -55,6 +55,7 @@ def updates(settings: Settings) -> list[Row]:
                         {} if op == "plain" else {limit: target},
                         label=f"{NAMES[op]}, {driver}",
                         options=options,
+                        shared=True,
                     )
                 )
         found = Race(settings, entries).rows()
