@@ -17,7 +17,19 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
-from sqlalchemy import CTE, Connection, Row, and_, case, func, literal_column, select
+from sqlalchemy import (
+    CTE,
+    Connection,
+    Delete,
+    Insert,
+    Row,
+    Update,
+    and_,
+    case,
+    func,
+    literal_column,
+    select,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import visitors
 
@@ -30,7 +42,7 @@ from fencekit import (
 )
 from fencekit.sql._objects import write_on
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
-from fencekit.sql.statements import OPTION, Fenced, Statement
+from fencekit.sql.statements import Fenced, Statement, is_unchanged
 
 
 class Newer(NamedTuple):
@@ -52,18 +64,18 @@ class Written:
 
 @overload
 def execute_fenced(
-    connection: AnyConnection, statement: Statement, *, rows: int | None = None
+    connection: AnyConnection, statement: Update | Delete | Insert, *, rows: int | None = None
 ) -> Written: ...
 
 
 @overload
 def execute_fenced(
-    connection: AnyAsyncConnection, statement: Statement, *, rows: int | None = None
+    connection: AnyAsyncConnection, statement: Update | Delete | Insert, *, rows: int | None = None
 ) -> Coroutine[Any, Any, Written]: ...
 
 
 def execute_fenced(
-    connection: Any, statement: Statement, *, rows: int | None = None
+    connection: Any, statement: Update | Delete | Insert, *, rows: int | None = None
 ) -> Written | Coroutine[Any, Any, Written]:
     """Run a statement of this package, and return what it wrote or raise why it did not.
 
@@ -93,26 +105,23 @@ def execute_fenced(
     Traceback (most recent call last):
     fencekit.errors.FencedOutError: token 41 is older than 42, which jobs {'id': 7} carries: ...
     """
-    options: Mapping[str, Any] = getattr(statement, "get_execution_options", dict)()
-    facts = options.get(OPTION)
-    if not isinstance(facts, Fenced):
+    if not isinstance(statement, Statement):
         raise TypeError("execute_fenced runs what fenced_update and its kin return")
-    if not facts.unchanged(statement):
+    facts = statement.fenced
+    if not is_unchanged(statement):
         raise TypeError(
             f"the statement was changed since fenced_{facts.verb} made it, which could let a stale "
             "value pass: say everything there, and add returning() or execution_options() alone"
         )
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
         raise ValueError(f"rows is a number of rows, 1 or more, not {rows!r}")
-    others = {name: value for name, value in options.items() if name != OPTION}
-    return run(connection, lambda given: _execute(given, statement, facts, others, rows))  # type: ignore[no-any-return]
+    return run(connection, lambda given: _execute(given, statement, facts, rows))  # type: ignore[no-any-return]
 
 
 def _execute(
     given: Connection | Session,
     statement: Statement,
     facts: Fenced,
-    options: Mapping[str, Any],
     rows: int | None,
 ) -> Written:
     target = facts.target
@@ -124,7 +133,7 @@ def _execute(
     _check_possible(connection, facts)
     if connection.dialect.name == "sqlite" and _has_with(statement):
         _begin(connection)
-    look = _Look(connection, facts, options)
+    look = _Look(connection, facts, statement.get_execution_options())
     if isinstance(given, Session) and target.mapper is not None:
         look.asked = given
         count, found = write_on(given, statement, facts)
@@ -161,7 +170,7 @@ def _write(
     """Send it as it is, but for a RETURNING where the driver would not tell how many rows."""
     silent = facts.verb in ("insert", "upsert") or _has_with(statement)
     counting = silent and not statement._returning and _can_return(connection, facts)
-    sent = statement.returning(literal_column("1")) if counting else statement
+    sent: Any = statement.returning(literal_column("1")) if counting else statement
     result = connection.execute(sent)
     rows = result.all() if result.returns_rows else ()
     return (len(rows) if result.returns_rows else result.rowcount), () if counting else rows

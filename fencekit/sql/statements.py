@@ -4,14 +4,16 @@ Rules this module obeys:
 
 * The check is a part of the statement that writes (S1), whoever executes it.
 * A fence is set by the token alone, and only forward (S3).
-* What `execute_fenced` has to know travels with the statement, as an execution option; a statement
-  that was changed since is recognised.
+* What `execute_fenced` has to know is an attribute of the statement; a statement that was changed
+  since is recognised.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -23,11 +25,8 @@ from sqlalchemy import (
     Update,
     and_,
     case,
-    delete,
-    insert,
     literal,
     tuple_,
-    update,
 )
 from sqlalchemy.dialects import postgresql
 
@@ -35,12 +34,8 @@ from fencekit import FenceToken
 from fencekit.fencing import token_value
 from fencekit.sql._target import FENCE, Target
 
-OPTION = "fencekit"
-
 Values = Mapping[Any, Any]
 Row = dict[Column[Any], Any]
-Statement = Update | Delete | Insert
-S = TypeVar("S", Update, Delete, Insert)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,20 +52,44 @@ class Fenced:
     """How many rows it can write at most, where that is known."""
     least: int = 1
     """How many rows it has to write."""
-    values: dict[Any, Any] = field(default_factory=dict)
-    """What an UPDATE sets, by what the target calls it."""
     key: dict[str, Any] | None = None
     """The one row it means, where it names one by a unique key. Found out when it is executed."""
-    statement: Statement | None = None
-    """The statement as it was made."""
-
-    def unchanged(self, given: Statement) -> bool:
-        """Whether a statement that was made from this one still writes the same."""
-        return all(getattr(given, x, None) is getattr(self.statement, x, None) for x in _PARTS)
+    made: tuple[Any, ...] = ()
+    """The parts of the statement, as it was made."""
 
 
-# What the methods of a statement replace: all but RETURNING and the options of its execution.
-_PARTS = ("_where_criteria", "_values", "_multi_values", "_post_values_clause", "_with_options")
+class FencedUpdate(Update):
+    """An UPDATE that has a fence."""
+
+    inherit_cache = True
+    fenced: Fenced
+    parts = attrgetter("_where_criteria", "_values", "_multi_values", "_with_options")
+
+
+class FencedDelete(Delete):
+    """A DELETE that has a fence."""
+
+    inherit_cache = True
+    fenced: Fenced
+    parts = attrgetter("_where_criteria", "_with_options")
+
+
+class FencedInsert(postgresql.Insert):  # SQLite compiles it as well
+    """An INSERT that has a fence."""
+
+    inherit_cache = postgresql.Insert.inherit_cache  # with ON CONFLICT not before SQLAlchemy 2.1
+    fenced: Fenced
+    parts = attrgetter("_values", "_multi_values", "_post_values_clause", "_with_options")
+
+
+Statement = FencedUpdate | FencedDelete | FencedInsert
+S = TypeVar("S", FencedUpdate, FencedDelete, FencedInsert)
+
+
+def is_unchanged(statement: Statement) -> bool:
+    """Whether it still writes what it was made to write: RETURNING and options do not count."""
+    now = type(statement).parts(statement)
+    return all(map(operator.is_, now, statement.fenced.made))
 
 
 def _fenced(
@@ -79,16 +98,10 @@ def _fenced(
     token: FenceToken | int,
     where: Any,
     most: int | None = None,
-    values: Any = None,
     least: int = 1,
 ) -> Fenced:
     resource = token.resource if isinstance(token, FenceToken) else ""
-    number = token_value(token)
-    setting: dict[Any, Any] = {}
-    if values is not None:
-        setting = {target.key_of(column): value for column, value in values.items()}
-        setting[target.key_of(target.own)] = number
-    return Fenced(verb, target, number, resource, where, most, least, setting)
+    return Fenced(verb, target, token_value(token), resource, where, most, least)
 
 
 def fenced_update(
@@ -114,8 +127,8 @@ def fenced_update(
     """
     found = Target(target, fence)
     setting = found.columns(values, "values")
-    where = found.condition(where)
-    return _update(target, _fenced("update", found, token, where, values=setting))
+    facts = _fenced("update", found, token, found.condition(where))
+    return _update(target, facts, setting)
 
 
 def fenced_update_many(
@@ -158,8 +171,8 @@ def fenced_update_many(
         )
         for column in changed
     }
-    facts = _fenced("update", found, token, where, len(table), values, least=len(table))
-    return _update(target, facts)
+    facts = _fenced("update", found, token, where, len(table), len(table))
+    return _update(target, facts, values)
 
 
 def fenced_delete(
@@ -189,7 +202,7 @@ def fenced_delete(
     found = Target(target, fence)
     facts = _fenced("delete", found, token, found.condition(where))
     fresh = found.fresh(found.bound(facts.token))
-    return _with(delete(target).where(facts.where, fresh), facts)
+    return _with(FencedDelete(target).where(facts.where, fresh), facts)
 
 
 def fenced_insert(
@@ -216,11 +229,11 @@ def fenced_insert(
     rows = _rows_of(found, values)
     if key is None and not all(column in rows[0] for column in found.table.primary_key):
         where = found.fence.is_(None) & found.fence.is_not(None)  # none can be there
-        plain = insert(found.table).values(_full(found, rows, token))
+        plain = FencedInsert(found.table).values(_full(found, rows, token))
         return _with(plain, _fenced("insert", found, token, where, len(rows)))
     keys = _key_columns(found, key, rows)
     rows = _in_key_order(rows, keys)
-    statement = postgresql.insert(found.table)  # SQLite compiles it as well
+    statement = FencedInsert(found.table)
     statement = statement.values(_full(found, rows, token))
     statement = statement.on_conflict_do_nothing(index_elements=keys)
     return _with(statement, _fenced("insert", found, token, _any_of(found, keys, rows), len(rows)))
@@ -261,7 +274,7 @@ def fenced_upsert(
         strange = [column.name for column in taken if column not in rows[0]]
         if strange:
             raise ValueError(f"update names {', '.join(strange)}, which values does not have")
-    statement = postgresql.insert(found.table)  # SQLite compiles it as well
+    statement = FencedInsert(found.table)
     statement = statement.values(_full(found, rows, token))
     statement = statement.on_conflict_do_update(
         index_elements=keys,
@@ -271,18 +284,20 @@ def fenced_upsert(
     return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))
 
 
-def _update(target: Any, facts: Fenced) -> Update:
+def _update(target: Any, facts: Fenced, setting: Row) -> Update:
     """The UPDATE of what the caller gave."""
     found = facts.target
     token = found.bound(facts.token)
-    values = {**facts.values, found.key_of(found.own): token}
-    statement = update(target).where(facts.where, found.fresh(token)).values(values)
-    return _with(statement, facts)
+    values = {found.key_of(column): value for column, value in setting.items()}
+    values[found.key_of(found.own)] = token
+    where = (facts.where, found.fresh(token))
+    return _with(FencedUpdate(target).where(*where).values(values), facts)
 
 
 def _with(statement: S, facts: Fenced) -> S:
-    facts.statement = statement
-    return statement.execution_options(**{OPTION: facts})
+    facts.made = type(statement).parts(statement)
+    statement.fenced = facts
+    return statement
 
 
 def _full(target: Target, rows: list[Row], token: FenceToken | int) -> Any:

@@ -206,7 +206,7 @@ def test_the_key_of_another_alias_is_not_this_ones(engine: Engine) -> None:
         write(engine, fenced_update(one, 6, where=there & (one.c.id > 0), values={"name": "x"}))
     plain = Table("plain", MetaData(), Column("id", Integer, primary_key=True), fence_token())
     facts: Any = fenced_update(one, 6, where=one.c.id == another.c.id, values={})
-    assert facts.get_execution_options()["fencekit"].target.pinned(another.c.id == 1) is None
+    assert facts.fenced.target.pinned(another.c.id == 1) is None
     assert plain.alias().c.id is not plain.alias().c.id
 
 
