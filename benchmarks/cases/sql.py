@@ -17,6 +17,7 @@ CREATE UNLOGGED TABLE benchmark_jobs (
 FILL = "INSERT INTO benchmark_jobs SELECT n, 'new', 1, 0 FROM generate_series(1, :rows) n"
 NAMES = {
     "plain": "UPDATE",
+    "by_hand": "with AND fence_token <=",
     "fenced": "fenced_update",
     "told": "execute_fenced",
     "transaction": "fenced_transaction",
@@ -42,7 +43,7 @@ def updates(settings: Settings) -> list[Row]:
         entries = []
         for contender, operations in (
             ("SQL", tuple(NAMES)),
-            ("SQL await", ("plain", "fenced", "told", "transaction")),
+            ("SQL await", ("plain", "by_hand", "fenced", "told", "transaction")),
         ):
             driver = "asyncpg" if "await" in contender else "psycopg"
             for op in operations:
@@ -51,7 +52,7 @@ def updates(settings: Settings) -> list[Row]:
                 entries.append(
                     Entry(
                         contender,
-                        {"op": op, "n": 100, "budget": 0.1},
+                        {"op": op, "n": 300, "budget": 0.3},
                         {} if op == "plain" else {limit: target},
                         label=f"{NAMES[op]}, {driver}",
                         options=options,

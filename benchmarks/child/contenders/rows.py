@@ -62,6 +62,11 @@ class _Rows:
     def _plain(self, number: int) -> Any:
         return update(JOBS).where(JOBS.c.id == number).values(state="x", fence_token=TOKEN.value)
 
+    def _by_hand(self, number: int) -> Any:
+        fresh = JOBS.c.fence_token <= TOKEN.value
+        statement = update(JOBS).where(JOBS.c.id == number, fresh)
+        return statement.values(state="x", fence_token=TOKEN.value)
+
     def _fenced(self, number: int) -> Any:
         return fenced_update(JOBS, TOKEN, where=JOBS.c.id == number, values={"state": "x"})
 
@@ -80,6 +85,10 @@ class Psycopg(_Rows):
     def plain(self, name: str) -> None:
         with self._connection.begin():
             self._connection.execute(self._plain(self._next()))
+
+    def by_hand(self, name: str) -> None:
+        with self._connection.begin():
+            self._connection.execute(self._by_hand(self._next()))
 
     def fenced(self, name: str) -> None:
         with self._connection.begin():
@@ -131,6 +140,11 @@ class Asyncpg(_Rows):
         connection = await self._open()
         async with connection.begin():
             await connection.execute(self._plain(self._next()))
+
+    async def by_hand(self, name: str) -> None:
+        connection = await self._open()
+        async with connection.begin():
+            await connection.execute(self._by_hand(self._next()))
 
     async def fenced(self, name: str) -> None:
         connection = await self._open()
