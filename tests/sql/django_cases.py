@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ setup(sys.argv[1])
 import pytest  # noqa: E402
 from asgiref.sync import sync_to_async  # noqa: E402
 from django.core.management import call_command  # noqa: E402
-from django.db import connection, connections, models, transaction  # noqa: E402
+from django.db import DatabaseError, connection, connections, models, transaction  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 import fencekit  # noqa: E402
@@ -695,6 +695,57 @@ async def case_with_await() -> None:
             return apply_once("pay").first
 
     assert await sync_to_async(work)()
+
+
+def case_two_fingerprints_are_compared_and_one_alone_is_not() -> None:
+    with transaction.atomic():
+        apply_once("without")
+        for mark in ("x", "y"):
+            assert not apply_once("without", fingerprint=mark).first
+        apply_once("with it", fingerprint="x")
+        assert not apply_once("with it").first
+        with pytest.raises(IdempotencyConflict, match="'with it'") as conflict:
+            apply_once("with it", fingerprint="y")
+        assert conflict.value.key == "with it"
+        with operation("with it") as known, pytest.raises(RuntimeError, match="'with it'"):
+            known.result = 1
+
+
+def case_a_body_that_hides_an_error_does_not_end_as_if_it_had_committed() -> None:
+    if connection.vendor != "postgresql":  # an error there ends nothing
+        return
+    with pytest.raises(DatabaseError), operation("hides"), suppress(DatabaseError):
+        connection.cursor().execute("SELECT 1/0")
+    assert not Operation.objects.filter(key="hides").exists()
+
+
+class Encodes:
+    """Half a codec."""
+
+    def encode(self, value: object) -> str:
+        return str(value)
+
+    def decode(self, data: bytes) -> object:
+        return data
+
+
+def case_what_cannot_be_meant_is_refused_before_anything_is_sent() -> None:
+    def entered(block: Any) -> None:
+        with block:
+            raise AssertionError("the body ran")
+
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "using", lambda: entered(fenced_transaction(token(5), using=None))),  # type: ignore[arg-type]
+        (ValueError, "nope", lambda: entered(operation("a", using="nope"))),
+        (TypeError, "using", lambda: apply_once("a", using=b"default")),  # type: ignore[arg-type]
+        (TypeError, "encode and decode", lambda: entered(operation("a", codec=object()))),  # type: ignore[arg-type]
+        (TypeError, "encode and decode", lambda: apply_once("a", codec=object())),  # type: ignore[arg-type]
+        (TypeError, "bytes, not str", lambda: apply_once("a", result=1, codec=Encodes())),  # type: ignore[arg-type]
+    ]
+    with connection.execute_wrapper(lambda *_: pytest.fail("something was sent")):
+        for kind, why, use in wrong:
+            with pytest.raises(kind, match=why):
+                use()
 
 
 def case_migrations_and_models_agree() -> None:

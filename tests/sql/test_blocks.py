@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -511,101 +507,3 @@ async def test_a_fence_that_can_neither_be_written_nor_read_is_told(place: Place
             async with inside(fenced_transaction(given, token(5))):
                 raise AssertionError("the body ran")
         await done(given.rollback())
-
-
-# Django, in a process of its own, since its settings are a process's
-
-
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_django_blocks(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if database == "sqlite":
-        url = f"sqlite:{tmp_path / 'test.db'}"
-    else:
-        url = request.getfixturevalue("fencekit_postgres").url
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("DROP DATABASE IF EXISTS django_blocks")
-            connection.execute("CREATE DATABASE django_blocks")
-        url = url.rpartition("/")[0] + "/django_blocks"
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.sql.test_blocks", url],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout) == (0, "all of it\n"), ran.stdout + ran.stderr
-
-
-def in_django(url: str) -> None:
-    """What `test_django_blocks` runs."""
-    from tests.sql.django_site import setup
-
-    setup(url)
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
-    fingerprints_in_django()
-    hidden_errors_in_django()
-    garbage_in_django()
-    print("all of it")
-
-
-def fingerprints_in_django() -> None:
-    from django.db import transaction
-
-    from fencekit.django import apply_once, operation
-
-    with transaction.atomic():
-        apply_once("without")
-        for mark in ("x", "y"):
-            assert not apply_once("without", fingerprint=mark).first
-        apply_once("with it", fingerprint="x")
-        assert not apply_once("with it").first
-        with pytest.raises(IdempotencyConflict, match="'with it'") as conflict:
-            apply_once("with it", fingerprint="y")
-        assert conflict.value.key == "with it"
-        with operation("with it") as known, pytest.raises(RuntimeError, match="'with it'"):
-            known.result = 1
-
-
-def hidden_errors_in_django() -> None:
-    """A body that hides an error of PostgreSQL's does not end as if it had committed."""
-    from django.db import DatabaseError, connection
-
-    from fencekit.django import operation
-    from fencekit.django.models import Operation
-
-    if connection.vendor != "postgresql":  # an error there ends nothing
-        return
-    with pytest.raises(DatabaseError), operation("hides"), suppress(DatabaseError):
-        connection.cursor().execute("SELECT 1/0")
-    assert not Operation.objects.filter(key="hides").exists()
-
-
-def garbage_in_django() -> None:
-    from django.db import connection
-
-    from fencekit.django import apply_once, fenced_transaction, operation
-
-    def entered(block: Any) -> None:
-        with block:
-            raise AssertionError("the body ran")
-
-    wrong: list[tuple[type[Exception], str, Any]] = [
-        (TypeError, "using", lambda: entered(fenced_transaction(token(5), using=None))),  # type: ignore[arg-type]
-        (ValueError, "nope", lambda: entered(operation("a", using="nope"))),
-        (TypeError, "using", lambda: apply_once("a", using=b"default")),  # type: ignore[arg-type]
-        (TypeError, "encode and decode", lambda: entered(operation("a", codec=object()))),  # type: ignore[arg-type]
-        (TypeError, "encode and decode", lambda: apply_once("a", codec=object())),  # type: ignore[arg-type]
-        (TypeError, "bytes, not str", lambda: apply_once("a", result=1, codec=Encodes())),
-    ]
-    with connection.execute_wrapper(lambda *_: pytest.fail("something was sent")):
-        for kind, why, use in wrong:
-            with pytest.raises(kind, match=why):
-                use()
-
-
-if __name__ == "__main__":
-    in_django(sys.argv[1])
