@@ -13,6 +13,8 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -66,14 +68,40 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # Every Python sees the client with other settings: decode_responses and the RESP version.
 CLIENTS = {"3.10": ("1", "2"), "3.11": ("0", "3"), "3.12": ("1", "3"), "3.13": ("0", "2")}
 
+# What a run without that Python lacks.
+BY_PYTHON = {
+    OLDEST: "the oldest dependencies and server",
+    SENTINEL: "clients of Sentinel",
+    TLS: "clients that come by TLS",
+}
+
 _tested: set[str] = set()
 
 
 @atexit.register
 def _name_untested() -> None:
     missing = [version for version in PYTHONS if version not in _tested]
-    if _tested and missing:
-        print(f"Python versions that this run did not test: {', '.join(missing)}.", flush=True)
+    if not _tested or not missing:
+        return
+    print(f"Python versions that this run did not test: {', '.join(missing)}.", flush=True)
+    lacking = [BY_PYTHON[version] for version in missing if version in BY_PYTHON]
+    if lacking:
+        print(f"With them it did not test: {'; '.join(lacking)}.", flush=True)
+
+
+def _show_all_of_pyenv() -> None:
+    """pyenv hides every version but the chosen one; nox should find all that are installed."""
+    if "PYENV_VERSION" in os.environ or shutil.which("pyenv") is None:
+        return
+    told = subprocess.run(
+        ["pyenv", "versions", "--bare"], capture_output=True, check=False, text=True
+    )
+    found = [v for v in told.stdout.split() if re.fullmatch(r"3\.1[0-3]\.\d+", v)]
+    if found:
+        os.environ["PYENV_VERSION"] = ":".join(found)
+
+
+_show_all_of_pyenv()
 
 
 def _name(requirement: str) -> str:

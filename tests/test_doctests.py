@@ -1,4 +1,4 @@
-"""Every example in docstrings and pages runs, in both halves.
+"""Every example with a prompt (>>>) in docstrings and pages runs, in both halves.
 
 Examples in the asynchronous half use `await` at top level, which doctest's own runner cannot, so
 this one compiles each example with top-level await allowed. Names that examples may use: client,

