@@ -12,12 +12,32 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+from sqlalchemy.exc import PendingRollbackError
 
 from fencekit.sql._running import AnyAsyncConnection, AnyConnection, is_async, run
 
 C = TypeVar("C", bound=AnyConnection | AnyAsyncConnection)
+
+
+@contextmanager
+def unless_told(error: BaseException | None) -> Iterator[None]:
+    """Let what fails while an error is under way be raised instead of it, where it says more.
+
+    A cancellation goes on, and so does the error that ended the transaction.
+    """
+    try:
+        yield
+    except PendingRollbackError:
+        if error is None:
+            raise
+    except Exception:
+        if error is None or isinstance(error, Exception):
+            raise
 
 
 class Block(ABC, Generic[C]):
@@ -81,7 +101,8 @@ class Block(ABC, Generic[C]):
     def _finish(self, given: Any, kind: Any, error: Any, traceback: Any) -> None:
         try:
             intact = self._intact(given)
-            self._complete(given, failed=kind is not None or not intact)
+            with unless_told(error):
+                self._complete(given, failed=kind is not None or not intact)
             if kind is None and not intact:
                 raise RuntimeError(
                     "the transaction of this block was ended inside it, by a commit, a rollback or "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
     AsyncEngine,
@@ -46,18 +46,27 @@ def run(given: Any, work: Callable[[Any], T]) -> Any:
     return work(given() if isinstance(given, scoped_session) else given)
 
 
-def connection_of(given: Connection | Session, mapper: Any = None, table: Any = None) -> Connection:
-    """The connection to execute on; what a session has pending goes first."""
-    if isinstance(given, Session) and given.autoflush:
-        given.flush()
-    return connection_without_flush(given, mapper, table)
-
-
-def connection_without_flush(
-    given: Connection | Session, mapper: Any = None, table: Any = None
-) -> Connection:
-    """The connection to execute on; what a session has pending stays so."""
+def connection_of(given: Connection | Session, table: Table) -> Connection:
+    """The connection to write the table on; what a session has pending stays so."""
     if isinstance(given, Connection):
         return given
-    bind = {"mapper": mapper} if mapper is not None else {"clause": table}
-    return given.connection(bind_arguments={k: v for k, v in bind.items() if v is not None})
+    # A session that routes by the kind of statement sees one that writes.
+    return given.connection(bind_arguments={"clause": table.insert()})
+
+
+def in_autocommit(connection: Connection) -> bool:
+    """Whether each statement commits by itself, by SQLAlchemy's option or the driver's."""
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        return True
+    return getattr(connection.connection.dbapi_connection, "autocommit", None) is True
+
+
+def driver_holds(connection: Connection) -> bool:
+    """Whether the driver is in a transaction, or begins one before it writes.
+
+    Without an isolation level sqlite3 does not; an application's own BEGIN may.
+    """
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name != "sqlite" or driver.isolation_level is not None:
+        return True
+    return bool(driver.in_transaction)

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ClauseElement,
     Column,
     ColumnElement,
     False_,
@@ -129,9 +130,22 @@ class Target:
         found = {self.column(name, f"a key of {what}"): value for name, value in given.items()}
         if len(found) < len(given):
             raise ValueError(f"{what} names a column twice")
+        for value in found.values():
+            if isinstance(value, ClauseElement) and any(map(_writes, visitors.iterate(value))):
+                raise TypeError(f"{what} has a subquery that writes, which no fence would hold up")
         if self.own in found:
             raise ValueError(f"{what} sets {self.own.name}, which the token sets: leave it out")
         return found
+
+    def own_rows(self) -> Iterator[ColumnElement[bool]]:
+        """What tells a subclass from others of its table: an INSERT knows the table alone."""
+        mapper = self.mapper
+        kind = None if mapper is None else mapper.polymorphic_on
+        if mapper is None or mapper.inherits is None or not isinstance(kind, Column):
+            return
+        if kind.table is self.table:
+            kinds = [one.polymorphic_identity for one in mapper.self_and_descendants]
+            yield kind.in_([one for one in kinds if one is not None])
 
     def condition(self, given: Any) -> ColumnElement[bool]:
         """The condition, or an error for one that cannot mean rows of this table.
@@ -214,7 +228,8 @@ class Target:
             return
         for one, other in ((where.left, where.right), (where.right, where.left)):
             name = getattr(one, "key", None)
-            if isinstance(other, BindParameter) and self._is_own(one, name):
+            known = isinstance(other, BindParameter) and other.effective_value is not None
+            if known and self._is_own(one, name):  # (nothing equals NULL)
                 yield str(name), other.effective_value
 
     def _is_own(self, expression: Any, name: Any) -> bool:
@@ -226,15 +241,21 @@ class Target:
 def _is_boolean(expression: ColumnElement[Any]) -> bool:
     if isinstance(expression, (BindParameter, Null)) or getattr(expression, "modifier", None):
         return False  # (a modifier is one of ORDER BY)
+    if isinstance(getattr(expression, "operator", None), operators.custom_op):
+        return True  # of `.op()`, whose type is that of its left side
     kind: Any = expression.type
     if isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     return isinstance(kind, (Boolean, NullType))  # of a function, SQLAlchemy may not know
 
 
+def _writes(part: Any) -> bool:
+    return isinstance(part, UpdateBase)
+
+
 def _chooses(part: Any) -> bool:
     """Whether it is a subquery that may find other rows the second time."""
-    if isinstance(part, UpdateBase):
+    if _writes(part):
         return True
     if not isinstance(part, GenerativeSelect):
         return False

@@ -41,7 +41,13 @@ from fencekit import (
     UnexpectedRows,
 )
 from fencekit.sql._objects import write_on
-from fencekit.sql._running import AnyAsyncConnection, AnyConnection, connection_of, run
+from fencekit.sql._running import (
+    AnyAsyncConnection,
+    AnyConnection,
+    driver_holds,
+    in_autocommit,
+    run,
+)
 from fencekit.sql.statements import Fenced, Statement, is_unchanged
 
 
@@ -129,13 +135,19 @@ def _execute(
     if key is not None:  # what else the condition says, a newer holder may have changed
         row = and_(*(target.source.c[name] == value for name, value in key.items()))
         facts = replace(facts, key=key, most=1, where=row)
-    connection = connection_of(given, target.mapper, target.table)
+    # A session that routes by mapper and kind of statement is asked for the one that writes.
+    connection: Any = given
+    if isinstance(given, Session):
+        if given.autoflush:
+            given.flush()
+        writer = {"mapper": target.mapper, "clause": statement}
+        connection = given.connection(bind_arguments=writer)
     _check_possible(connection, facts)
     if connection.dialect.name == "sqlite" and _has_with(statement):
         _begin(connection)
     look = _Look(connection, facts, statement.get_execution_options())
     if isinstance(given, Session) and target.mapper is not None:
-        look.asked = given
+        look.session = given
         count, found = write_on(given, statement, facts)
         newer = look.unless_done(count)
     elif connection.dialect.name != "postgresql" or _has_to_be_plain(statement, facts):
@@ -155,13 +167,16 @@ def _check_possible(connection: Connection, facts: Fenced) -> None:
             f"fenced_{facts.verb} needs INSERT ... ON CONFLICT, which {dialect} does not have: "
             "write the row in a transaction that fenced_update protects"
         )
-    level = connection.get_execution_options().get("isolation_level")
-    if facts.most != 1 and (level or connection.default_isolation_level) == "AUTOCOMMIT":
+    if facts.most != 1 and _commits_by_itself(connection):
         raise RuntimeError(
             f"fenced_{facts.verb} may write some rows of {facts.target.name} and be refused for "
             "others, and with AUTOCOMMIT the first could not be rolled back: use a transaction, or "
             "name one row by its key"
         )
+
+
+def _commits_by_itself(connection: Connection) -> bool:
+    return in_autocommit(connection) or not driver_holds(connection)
 
 
 def _write(
@@ -188,7 +203,7 @@ def _has_with(statement: Statement) -> bool:
 def _begin(connection: Connection) -> None:
     """Begin what sqlite3 does not begin for a statement whose text starts with WITH."""
     driver: Any = connection.connection.driver_connection
-    if not driver.in_transaction:
+    if not driver.in_transaction and not _commits_by_itself(connection):
         connection.exec_driver_sql("BEGIN")
 
 
@@ -216,18 +231,27 @@ class _Look:
     """Looks at the rows that a statement means, fresh or not, as the caller's statement would."""
 
     def __init__(self, connection: Connection, facts: Fenced, options: Mapping[str, Any]) -> None:
-        self.asked: Connection | Session = connection
+        self.session: Session | None = None
+        self._connection = connection
         self._locking = connection.dialect.name in ("mysql", "mariadb")
         self._facts = facts
         self._options = options
 
     def run(self, statement: Any) -> Any:
         """The first row, with the options that the caller gave to the statement."""
-        return self.asked.execute(statement, execution_options=self._options).first()
+        asked: Connection | Session = self._connection
+        if self.session is not None:
+            # Its events have a say, unless it would read from another database.
+            bind = self.session.get_bind(mapper=self._facts.target.mapper, clause=statement)
+            asked = self.session if bind.engine is self._connection.engine else asked
+        return asked.execute(statement, execution_options=self._options).first()
 
     def rows(self, *columns: Any) -> Any:
-        """A SELECT of the rows meant, as the target has them: a class only its own."""
-        return select(*columns).select_from(self._facts.target.given).where(self._facts.where)
+        """A SELECT of the rows meant: of a class only its own, but an INSERT meets all."""
+        target = self._facts.target
+        inserts = self._facts.verb in ("insert", "upsert")
+        found = select(*columns).select_from(target.source if inserts else target.given)
+        return found.where(self._facts.where)
 
     def newer(self) -> Newer | None:
         """The newest of the rows meant that are newer than the token."""

@@ -20,11 +20,11 @@ from sqlalchemy.orm import Session
 
 from fencekit import Codec
 from fencekit.fencing import Applied, OperationBlock, OperationRequest, operation_request
-from fencekit.sql._block import Block, C
+from fencekit.sql._block import Block, C, unless_told
 from fencekit.sql._running import (
     AnyAsyncConnection,
     AnyConnection,
-    connection_without_flush,
+    connection_of,
     run,
 )
 from fencekit.sql.tables import FENCES, OPERATIONS
@@ -161,8 +161,9 @@ class operation(Block[C], OperationBlock):
         if outcome.first and self._begun is None:
             try:
                 self._savepoint = given.begin_nested()
-            except BaseException:
-                self._undo(given)
+            except BaseException as error:
+                with unless_told(error):
+                    self._undo(given)
                 raise
         self._outcome = outcome
 
@@ -177,8 +178,9 @@ class operation(Block[C], OperationBlock):
                 self._remember(given)
                 self._release(given)
                 return
-        except BaseException:
-            self._undo(given)
+        except BaseException as error:
+            with unless_told(error):
+                self._undo(given)
             raise
         self._undo(given)
 
@@ -189,7 +191,7 @@ class operation(Block[C], OperationBlock):
             given.flush()
         table = self._tables[0]
         statement = update(table).where(table.c.key == self._request.stored_key)
-        connection = connection_without_flush(given, table=table)
+        connection = connection_of(given, table)
         connection.execute(statement.values(result=encoded))
 
     def _release(self, given: Any) -> None:
@@ -214,7 +216,7 @@ class operation(Block[C], OperationBlock):
                 return  # a flush that failed has rolled it back, and the row with it
             table = self._tables[0]
             statement = delete(table).where(table.c.key == self._request.stored_key)
-            connection_without_flush(given, table=table).execute(statement)
+            connection_of(given, table).execute(statement)
         except BaseException:
             self._transaction.rollback()
             raise
@@ -253,7 +255,7 @@ def _claim(
     operations, fences = tables
     connection = holding_connection(given, operations)
     if request.tokens:
-        if connection_without_flush(given, table=fences) is not connection:
+        if connection_of(given, fences) is not connection:
             raise ValueError(
                 f"the session's binds put {operations.fullname} and {fences.fullname} into two "
                 "databases, where nothing holds them together: bind both to the database of the "

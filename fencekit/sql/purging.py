@@ -97,7 +97,7 @@ def _purge(connection: Any, older_than: timedelta, batch: int, table: Table, usu
     _check_table(table, usual)
 
     def work(given: Any) -> int:
-        own = connection_of(given, table=table)
+        own = connection_of(given, table)
         now = own.execute(select(func.now())).scalar_one()  # the database's clock, not ours
         keys = list(table.primary_key)
         aged = table.c.at < now - older_than

@@ -58,12 +58,16 @@ class Fenced:
     """The parts of the statement, as it was made."""
 
 
+# What a statement's methods replace; RETURNING and the options of its execution are the caller's.
+_COMMON = ("_with_options", "_independent_ctes", "_prefixes", "_hints", "_return_defaults")
+
+
 class FencedUpdate(Update):
     """An UPDATE that has a fence."""
 
     inherit_cache = True
     fenced: Fenced
-    parts = attrgetter("_where_criteria", "_values", "_multi_values", "_with_options")
+    parts = attrgetter("_where_criteria", "_values", "_multi_values", *_COMMON)
 
 
 class FencedDelete(Delete):
@@ -71,7 +75,7 @@ class FencedDelete(Delete):
 
     inherit_cache = True
     fenced: Fenced
-    parts = attrgetter("_where_criteria", "_with_options")
+    parts = attrgetter("_where_criteria", *_COMMON)
 
 
 class FencedInsert(postgresql.Insert):  # SQLite compiles it as well
@@ -79,7 +83,7 @@ class FencedInsert(postgresql.Insert):  # SQLite compiles it as well
 
     inherit_cache = postgresql.Insert.inherit_cache  # with ON CONFLICT not before SQLAlchemy 2.1
     fenced: Fenced
-    parts = attrgetter("_values", "_multi_values", "_post_values_clause", "_with_options")
+    parts = attrgetter("_values", "_multi_values", "_post_values_clause", *_COMMON)
 
 
 Statement = FencedUpdate | FencedDelete | FencedInsert
@@ -279,7 +283,7 @@ def fenced_upsert(
     statement = statement.on_conflict_do_update(
         index_elements=keys,
         set_={column: statement.excluded[column.key] for column in (*taken, found.own)},
-        where=found.fresh(found.bound(token_value(token))),
+        where=and_(found.fresh(found.bound(token_value(token))), *found.own_rows()),
     )
     return _with(statement, _fenced("upsert", found, token, _any_of(found, keys, rows), len(rows)))
 

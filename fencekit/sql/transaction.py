@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from fencekit import FenceToken
 from fencekit.fencing import check_sequence, hidden_row, in_order, refusal, stored
 from fencekit.sql._block import Block, C
-from fencekit.sql._running import connection_without_flush
+from fencekit.sql._running import connection_of, driver_holds, in_autocommit
 from fencekit.sql.tables import FENCES
 
 Tokens = FenceToken | Iterable[FenceToken]
@@ -102,35 +102,18 @@ def holding_connection(given: Connection | Session, table: Table) -> Connection:
 
     What a session has pending is not sent before what is done here.
     """
-    connection = connection_without_flush(given, table=table)
+    connection = connection_of(given, table)
     dialect = connection.dialect.name
     if dialect not in ("postgresql", "sqlite"):
         raise NotImplementedError(
             f"this needs INSERT ... ON CONFLICT, which {dialect} does not have: use fenced_update"
         )
-    if not _in_autocommit(connection):
+    if not in_autocommit(connection):
         if not connection.in_transaction():
             connection.begin()  # as the first statement would
-        if _driver_holds(connection):
+        if driver_holds(connection):
             return connection
     raise ValueError("the connection is in AUTOCOMMIT, so nothing would be held: use another")
-
-
-def _in_autocommit(connection: Connection) -> bool:
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        return True
-    return getattr(connection.connection.dbapi_connection, "autocommit", None) is True
-
-
-def _driver_holds(connection: Connection) -> bool:
-    """Whether the driver is in a transaction, or begins one before it writes.
-
-    Without an isolation level sqlite3 does not; an application's own BEGIN may.
-    """
-    driver: Any = connection.connection.driver_connection
-    if connection.dialect.name != "sqlite" or driver.isolation_level is not None:
-        return True
-    return bool(driver.in_transaction)
 
 
 @lru_cache(maxsize=16)

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine, event, insert, select, text, update
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from fencekit import FencedOutError, IdempotencyConflict, JsonCodec
 from fencekit.sql import apply_once, fenced_transaction, metadata, operation
 from tests.sql.site import JOBS, KINDS, Job, Place, done
 from tests.sql.test_operations import FENCES, OPERATIONS, POSTGRES, ids, inside, token, write
+
+AWAITED = ["psycopg-async", "psycopg-async-session", "asyncpg", "asyncpg-session"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = [kind for kind in KINDS if "session" in kind]
@@ -249,6 +251,35 @@ async def test_what_cannot_be_taken_back_takes_the_whole_transaction_along(place
         assert not given.in_transaction()
         await done(given.commit())
     assert await ids(place) == []
+    assert await place.rows(OPERATIONS) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("place", AWAITED, indirect=True)
+async def test_a_block_that_joined_passes_a_cancellation_on(place: Place) -> None:
+    async def body(given: Any) -> None:
+        async with operation(given, "pay:7"):
+            await given.execute(text("SELECT pg_sleep(30)"))
+
+    async with place.idle() as given:
+        await write(given, 1)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(body(given), 0.2)
+    assert await ids(place) == []
+    assert await place.rows(OPERATIONS) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("place", [kind for kind in KINDS if "psycopg" in kind], indirect=True)
+async def test_a_block_that_joined_passes_the_loss_of_the_connection_on(place: Place) -> None:
+    async with place.idle() as given, place.open(plain=True) as other:
+        await write(given, 1)
+        pid = (await done(given.execute(text("SELECT pg_backend_pid()")))).scalar()
+        with pytest.raises(OperationalError):
+            async with inside(operation(given, "pay:7")):
+                await done(other.execute(text(f"SELECT pg_terminate_backend({pid})")))
+                await done(given.execute(text("SELECT 1")))
+        await done(given.rollback())
     assert await place.rows(OPERATIONS) == []
 
 

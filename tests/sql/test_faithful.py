@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from sqlalchemy import (
     Column,
+    Delete,
     ForeignKeyConstraint,
+    Insert,
     Integer,
     MetaData,
     Table,
     Text,
+    Update,
+    bindparam,
     create_engine,
     delete,
     event,
@@ -21,23 +25,25 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, with_loader_criteria
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, with_loader_criteria
 
-from fencekit import FencedOutError
+from fencekit import FencedOutError, FenceToken
 from fencekit.errors import RowMissing
 from fencekit.sql import (
     FencedMixin,
+    apply_once,
     execute_fenced,
     fence_token,
     fenced_delete,
     fenced_insert,
+    fenced_transaction,
     fenced_update,
     fenced_update_many,
     fenced_upsert,
+    metadata,
 )
 from tests.sql.site import JOBS, KINDS, PARTS, Job, Place, done
 
-pytestmark = pytest.mark.asyncio
 SESSIONS = [kind for kind in KINDS if "session" in kind]
 
 MADE = MetaData()
@@ -119,6 +125,7 @@ async def make(place: Place) -> None:
             await done(connection.execute(delete(table)))
 
 
+@pytest.mark.asyncio
 async def test_the_options_of_a_statement_reach_the_write_and_the_look(place: Place) -> None:
     schema = "other" if place.postgres else "temp"
     async with place.open(plain=True) as given:
@@ -148,6 +155,7 @@ async def test_the_options_of_a_statement_reach_the_write_and_the_look(place: Pl
     assert await place.rows() == [(1, "ours", 0, 0)]
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", SESSIONS, indirect=True)
 async def test_a_session_runs_it_with_its_events_and_criteria(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "a"}, {"id": 2, "state": "b", "fence_token": 9})
@@ -166,6 +174,7 @@ async def test_a_session_runs_it_with_its_events_and_criteria(place: Place) -> N
     assert await place.rows() == [(1, "a", 7, 5), (2, "b", 0, 9)]
 
 
+@pytest.mark.asyncio
 async def test_a_class_means_its_own_rows_of_a_shared_table(place: Place) -> None:
     await make(place)
     await place.fill(
@@ -183,6 +192,7 @@ async def test_a_class_means_its_own_rows_of_a_shared_table(place: Place) -> Non
         assert refused.value.key == {"id": 2}
 
 
+@pytest.mark.asyncio
 async def test_defaults_that_look_at_the_execution_work(place: Place) -> None:
     await make(place)
     async with place.open() as given:
@@ -198,6 +208,7 @@ async def test_defaults_that_look_at_the_execution_work(place: Place) -> None:
     assert (first[3], second[3]) == ("changed", "made")
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", SESSIONS, indirect=True)
 @pytest.mark.parametrize("kind", [Piece, Loose])
 async def test_the_object_that_was_written_is_the_one_that_changes(place: Place, kind: Any) -> None:
@@ -221,6 +232,7 @@ async def test_the_object_that_was_written_is_the_one_that_changes(place: Place,
             assert (one.name, other.name) == (name, "old")
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", SESSIONS, indirect=True)
 async def test_objects_follow_a_savepoint_that_is_rolled_back(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "old"})
@@ -239,6 +251,7 @@ async def test_objects_follow_a_savepoint_that_is_rolled_back(place: Place) -> N
             assert job.state == "old"
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", SESSIONS, indirect=True)
 async def test_an_expression_is_not_taken_for_a_value(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "old", "attempts": 4})
@@ -250,6 +263,7 @@ async def test_an_expression_is_not_taken_for_a_value(place: Place) -> None:
         assert (job.state, job.tries) == ("X", 1)
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", SESSIONS, indirect=True)
 async def test_what_is_pending_without_autoflush_is_kept(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "old"})
@@ -263,6 +277,7 @@ async def test_what_is_pending_without_autoflush_is_kept(place: Place) -> None:
     assert await place.rows() == [(1, "new", 7, 5)]
 
 
+@pytest.mark.asyncio
 async def test_what_is_returned_is_what_was_asked_for(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "old"}, {"id": 2, "fence_token": 9})
     async with place.open() as given:
@@ -280,6 +295,7 @@ async def test_what_is_returned_is_what_was_asked_for(place: Place) -> None:
             await done(execute_fenced(given, stale.returning(JOBS.c.id)))
 
 
+@pytest.mark.asyncio
 async def test_a_refused_statement_with_a_cte_can_be_rolled_back(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "old"}, {"id": 2, "state": "old", "fence_token": 9})
     chosen = select(JOBS.c.id.label("id")).where(JOBS.c.state == "old").cte("chosen")
@@ -295,6 +311,7 @@ async def test_a_refused_statement_with_a_cte_can_be_rolled_back(place: Place) -
     assert [row[1] for row in await place.rows()] == ["old", "old"]
 
 
+@pytest.mark.asyncio
 async def test_autocommit_is_refused_for_what_may_be_written_in_part(place: Place) -> None:
     await place.fill(JOBS, {"id": 1}, {"id": 2, "fence_token": 9})
     async with place.idle(isolation_level="AUTOCOMMIT") as given:
@@ -312,6 +329,7 @@ async def test_autocommit_is_refused_for_what_may_be_written_in_part(place: Plac
     assert [row[1] for row in await place.rows()] == ["one", None]
 
 
+@pytest.mark.asyncio
 async def test_another_key_than_the_primary_one_is_not_told(place: Place) -> None:
     await place.fill(PARTS, {"job": 1, "number": 1, "code": "secret", "fence": 9})
     for statement in (
@@ -326,6 +344,7 @@ async def test_another_key_than_the_primary_one_is_not_told(place: Place) -> Non
         assert refused.value.key == {"code": "secret"}
 
 
+@pytest.mark.asyncio
 async def test_two_values_for_one_column_name_no_row(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "fence_token": 9}, {"id": 2, "fence_token": 9})
     where = (JOBS.c.id == 1) & (JOBS.c.id == 2)
@@ -334,6 +353,7 @@ async def test_two_values_for_one_column_name_no_row(place: Place) -> None:
             await done(execute_fenced(given, fenced_update(JOBS, 5, where=where, values={})))
 
 
+@pytest.mark.asyncio
 async def test_a_row_that_the_condition_excludes_is_said_to_be_that(place: Place) -> None:
     await place.fill(JOBS, {"id": 1, "state": "done"})
     where = (JOBS.c.id == 1) & (JOBS.c.state == "new")
@@ -342,6 +362,7 @@ async def test_a_row_that_the_condition_excludes_is_said_to_be_that(place: Place
             await done(execute_fenced(given, fenced_update(JOBS, 5, where=where, values={})))
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize("place", ["sqlite"], indirect=True)
 async def test_on_sqlite_one_writes_at_a_time(place: Place) -> None:
     await place.fill(JOBS, {"id": 1})
@@ -370,3 +391,103 @@ async def test_on_sqlite_one_writes_at_a_time(place: Place) -> None:
     for engine in engines:  # a commit that failed keeps its lock as long as its connection
         engine.dispose()
     assert await place.rows() == [(1, None, 0, 6)]
+
+
+@pytest.mark.parametrize("session", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"isolation_level": "AUTOCOMMIT"},
+        {"connect_args": {"autocommit": True}},
+        {"connect_args": {"isolation_level": None}},
+    ],
+    ids=["engine", "psycopg", "sqlite3"],
+)
+def test_autocommit_is_noticed_whoever_asked_for_it(
+    options: Any, session: bool, tmp_path: Any, fencekit_postgres: Any
+) -> None:
+    # S4
+    driver = options.get("connect_args", {})
+    urls = [f"sqlite:///{tmp_path / 'test.db'}"] if "autocommit" not in driver else []
+    if "isolation_level" not in driver:
+        urls.append(fencekit_postgres.url.replace("postgresql", "postgresql+psycopg", 1))
+    for url in urls:
+        engine = create_engine(url, **options)
+        with Session(engine) if session else engine.connect() as given:
+            Job.metadata.create_all(given.connection() if isinstance(given, Session) else given)
+            given.execute(delete(JOBS))
+            given.execute(JOBS.insert(), [{"id": 1}, {"id": 2, "fence_token": 9}])
+            for target in (JOBS, Job):
+                many = fenced_update(target, 5, where=JOBS.c.id > 0, values={"state": "stale"})
+                with pytest.raises(RuntimeError, match="AUTOCOMMIT"):
+                    execute_fenced(given, many)
+            chosen = select(select(JOBS.c.id).where(JOBS.c.id == 1).cte().c.id)
+            where = (JOBS.c.id == 1) & JOBS.c.id.in_(chosen)
+            execute_fenced(given, fenced_update(JOBS, 5, where=where, values={"state": "one"}))
+        with engine.connect() as given:  # it stays: nobody commits here
+            rows = given.execute(select(JOBS.c.state).order_by(JOBS.c.id)).scalars().all()
+            assert rows == ["one", None]
+        engine.dispose()
+
+
+def test_a_session_that_routes_writes_is_asked_for_the_writers_database(tmp_path: Any) -> None:
+    leader, follower = (create_engine(f"sqlite:///{tmp_path / name}") for name in ("a", "b"))
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, clause: Any = None) -> Any:  # type: ignore[override]
+            return leader if isinstance(clause, (Update, Delete, Insert)) else follower
+
+    for engine, fence in ((leader, 9), (follower, 0)):
+        with engine.begin() as connection:
+            for tables in (Job.metadata, metadata):
+                tables.create_all(connection)
+            connection.execute(JOBS.insert().values(id=1, fence_token=fence))
+    for target in (JOBS, Job):
+        for write in (
+            fenced_update(target, 5, where=JOBS.c.id == 1, values={"state": "stale"}),
+            fenced_upsert(target, 5, values={"id": 1, "state": "stale"}),
+        ):
+            with Routing() as session, pytest.raises(FencedOutError):
+                execute_fenced(session, write)
+    with Routing() as session, session.begin(), fenced_transaction(session, FenceToken(5, "a")):
+        apply_once(session, "once")
+    for table in metadata.sorted_tables:
+        for engine, count in ((leader, 1), (follower, 0)):
+            with engine.connect() as connection:
+                assert len(connection.execute(select(table)).all()) == count
+    for engine in (leader, follower):
+        engine.dispose()
+
+
+@pytest.mark.asyncio
+async def test_an_insert_of_a_class_meets_the_other_classes_of_its_table(place: Place) -> None:
+    await make(place)
+    await place.fill(
+        PERSON,
+        {"id": 1, "kind": "person", "fence_token": 9},
+        {"id": 2, "kind": "person", "fence_token": 1},
+        {"id": 3, "kind": "manager", "fence_token": 1},
+    )
+    async with place.open() as given:
+        for build in (fenced_insert, fenced_upsert):
+            with pytest.raises(FencedOutError):
+                await done(execute_fenced(given, build(Manager, 5, values={"id": 1, "name": "x"})))
+        with pytest.raises(RowMissing):  # a person does not become a manager's row
+            await done(execute_fenced(given, fenced_upsert(Manager, 5, values={"id": 2})))
+        await done(execute_fenced(given, fenced_upsert(Manager, 5, values={"id": 3, "name": "m"})))
+        await done(execute_fenced(given, fenced_upsert(Person, 5, values={"id": 3, "name": "p"})))
+    assert [(row[2], row[3]) for row in await place.rows(PERSON)] == [
+        (None, 9),
+        (None, 1),
+        ("p", 5),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_what_is_compared_with_null_names_no_row(place: Place) -> None:
+    await place.fill(PARTS, {"job": 1, "number": 1, "fence": 9})
+    where = PARTS.c.code == bindparam("code", None)
+    with pytest.raises(RowMissing):
+        async with place.open() as given:
+            update = fenced_update(PARTS, 5, where=where, values={"text": "x"}, fence="fence")
+            await done(execute_fenced(given, update))

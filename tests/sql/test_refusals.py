@@ -49,6 +49,7 @@ from tests.sql.drivers import Double, Silent, engine_of
 from tests.sql.site import JOBS, PARTS, Job
 
 WHERE: Any = JOBS.c.id == 1
+WRITES = select(JOBS.update().values(state="stale").returning(JOBS.c.state).cte()).scalar_subquery()
 NAMELESS = Table("nameless", MetaData(), Column("id", Integer), fence_token())
 SMALL = Table(
     "small", MetaData(), Column("id", Integer, primary_key=True), Column("fence_token", Integer)
@@ -162,6 +163,7 @@ def test_a_condition_that_does_not_mention_the_target_is_refused(where: Any) -> 
         select(PARTS.c.job).where(PARTS.c.job == JOBS.c.id).exists(),
         literal_column("id = 7"),
         func.starts_with(JOBS.c.state, "x"),
+        JOBS.c.state.op("~")("^a"),
         (JOBS.c.id == 7) & ~(JOBS.c.state == "x"),
     ],
 )
@@ -192,6 +194,9 @@ def test_a_statement_that_was_changed_is_refused(connection: Connection) -> None
         update.values(fence_token=0),
         update.values(state="y"),
         update.where(Job.state == "x"),
+        update.add_cte(JOBS.update().values(state="stale").cte()),
+        update.prefix_with("/* hint */"),
+        update.return_defaults(),
         update.options(with_loader_criteria(Job, Job.state == "x")),
         fenced_delete(JOBS, 7, where=WHERE).where(JOBS.c.state == "x"),
         upsert.values(state="y"),
@@ -235,6 +240,7 @@ def test_columns_that_are_not_there_or_not_to_be_set_are_refused() -> None:
         (lambda: fenced_update(SMALL, 7, where=SMALL.c.id == 1, values={}), "BIGINT"),
         (lambda: fenced_update(JOBS, 7, where=WHERE, values=[("state", 1)]), "mapping"),  # type: ignore[arg-type]
         (lambda: fenced_update(JOBS, 7, where=WHERE, values={7: 1}), "a key of values"),
+        (lambda: fenced_update(JOBS, 7, where=WHERE, values={"state": WRITES}), "writes"),
         (lambda: fenced_upsert(JOBS, 7, values=[7]), "mapping"),  # type: ignore[list-item]
         (lambda: fenced_upsert(JOBS, 7, values={"id": func.random()}), "expression"),
         (lambda: fenced_upsert(JOBS, 7, values={"id": 1}, key="id"), "comma"),
