@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
-from fencekit.sql.statements import Fenced, Statement
+from fencekit.sql._fenced import Fenced, Statement
 
 OURS: dict[str, Any] = {"synchronize_session": False}
 """All objects of the class are expired."""

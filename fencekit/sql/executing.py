@@ -40,6 +40,7 @@ from fencekit import (
     RowMissing,
     UnexpectedRows,
 )
+from fencekit.sql._fenced import Fenced, Statement, is_unchanged
 from fencekit.sql._objects import write_on
 from fencekit.sql._running import (
     AnyAsyncConnection,
@@ -48,7 +49,6 @@ from fencekit.sql._running import (
     in_autocommit,
     run,
 )
-from fencekit.sql.statements import Fenced, Statement, is_unchanged
 
 
 class Newer(NamedTuple):

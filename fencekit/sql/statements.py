@@ -4,16 +4,12 @@ Rules this module obeys:
 
 * The check is a part of the statement that writes (S1), whoever executes it.
 * A fence is set by the token alone, and only forward (S3).
-* What `execute_fenced` has to know is an attribute of the statement; a statement that was changed
-  since is recognised.
+* What it means is an attribute of the statement (`fencekit.sql._fenced`).
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -28,72 +24,15 @@ from sqlalchemy import (
     literal,
     tuple_,
 )
-from sqlalchemy.dialects import postgresql
 
 from fencekit import FenceToken
 from fencekit.fencing import token_value
+from fencekit.sql._fenced import Fenced, FencedDelete, FencedInsert, FencedUpdate
 from fencekit.sql._target import FENCE, Target
 
 Values = Mapping[Any, Any]
 Row = dict[Column[Any], Any]
-
-
-@dataclass(eq=False, slots=True)
-class Fenced:
-    """What a fenced statement means, for whoever executes it."""
-
-    verb: str
-    target: Target
-    token: int
-    resource: str
-    where: ColumnElement[bool]
-    """The rows it means, fresh or not."""
-    most: int | None = None
-    """How many rows it can write at most, where that is known."""
-    least: int = 1
-    """How many rows it has to write."""
-    key: dict[str, Any] | None = None
-    """The one row it means, where it names one by a unique key. Found out when it is executed."""
-    made: tuple[Any, ...] = ()
-    """The parts of the statement, as it was made."""
-
-
-# What a statement's methods replace; RETURNING and the options of its execution are the caller's.
-_COMMON = ("_with_options", "_independent_ctes", "_prefixes", "_hints", "_return_defaults")
-
-
-class FencedUpdate(Update):
-    """An UPDATE that has a fence."""
-
-    inherit_cache = True
-    fenced: Fenced
-    parts = attrgetter("_where_criteria", "_values", "_multi_values", *_COMMON)
-
-
-class FencedDelete(Delete):
-    """A DELETE that has a fence."""
-
-    inherit_cache = True
-    fenced: Fenced
-    parts = attrgetter("_where_criteria", *_COMMON)
-
-
-class FencedInsert(postgresql.Insert):  # SQLite compiles it as well
-    """An INSERT that has a fence."""
-
-    inherit_cache = postgresql.Insert.inherit_cache  # with ON CONFLICT not before SQLAlchemy 2.1
-    fenced: Fenced
-    parts = attrgetter("_values", "_multi_values", "_post_values_clause", *_COMMON)
-
-
-Statement = FencedUpdate | FencedDelete | FencedInsert
 S = TypeVar("S", FencedUpdate, FencedDelete, FencedInsert)
-
-
-def is_unchanged(statement: Statement) -> bool:
-    """Whether it still writes what it was made to write: RETURNING and options do not count."""
-    now = type(statement).parts(statement)
-    return all(map(operator.is_, now, statement.fenced.made))
 
 
 def _fenced(
