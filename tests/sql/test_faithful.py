@@ -43,7 +43,6 @@ from fencekit.sql import (
     metadata,
 )
 from tests.sql.site import JOBS, KINDS, PARTS, Job, Place, done
-from tests.sql.test_mapping import Manager, Person
 
 SESSIONS = [kind for kind in KINDS if "session" in kind]
 
@@ -67,6 +66,18 @@ CONTEXT = Table(
 
 class Base(DeclarativeBase):
     metadata = MADE
+
+
+class Person(FencedMixin, Base):
+    __tablename__ = "person"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    name: Mapped[str | None]
+    __mapper_args__: Any = {"polymorphic_on": "kind", "polymorphic_identity": "person"}  # noqa: RUF012
+
+
+class Manager(Person):
+    __mapper_args__: Any = {"polymorphic_identity": "manager"}  # noqa: RUF012
 
 
 class Whole(Base):
@@ -106,13 +117,12 @@ class Loose(Base):
 
 
 async def make(place: Place) -> None:
-    """These tables, empty."""
     async with place.open(plain=True) as connection:
-        for tables in (MADE, Person.metadata):
-            create = tables.create_all
-            await done(connection.run_sync(create) if place.waits else create(connection))
-            for table in reversed(tables.sorted_tables):
-                await done(connection.execute(delete(table)))
+        await done(
+            connection.run_sync(MADE.create_all) if place.waits else MADE.create_all(connection)
+        )
+        for table in reversed(MADE.sorted_tables):
+            await done(connection.execute(delete(table)))
 
 
 @pytest.mark.asyncio
